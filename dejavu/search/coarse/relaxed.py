@@ -61,6 +61,16 @@ class States:
         more = ((0, num_levels - self.num_levels), (0, 0))
         return States(np.pad(self.alive_NL1, more, mode="edge"), np.pad(self.used_NC, more, mode="edge"))
 
+    def over(self, own_cuts: Ints, cuts_L1: Ints, num_levels: int) -> States:
+        """About the same over more cuts and other levels: next to the cuts that these are of."""
+        states = self.deeper(num_levels) if num_levels > self.num_levels else self
+        alive_NL1, used_NC = states.alive_NL1[: num_levels + 1].copy(), states.used_NC[: num_levels + 1].copy()
+        alive_NL1[-1] |= states.alive_NL1[num_levels + 1 :].any(axis=0)  # the last level stands for all from it on
+        used_NC[-1] |= states.used_NC[num_levels + 1 :].any(axis=0)
+        before = np.maximum(np.searchsorted(own_cuts, cuts_L1, side="right") - 1, 0)
+        after = np.minimum(before + 1, len(own_cuts) - 1)
+        return States(alive_NL1[:, before] | alive_NL1[:, after], used_NC)
+
     def among(self, other: States) -> States:
         """Those of the other that are here, too."""
         return States(self.alive_NL1 & other.alive_NL1, self.used_NC & other.used_NC)
@@ -122,10 +132,11 @@ class Kept:
 
 
 class Met(NamedTuple):
-    """Prices that were the best under some limit, and the states near there."""
+    """Prices that were the best under some limit, and the states near there; with these cuts."""
 
     limit: float
     known: Kept
+    cuts_L1: Ints
 
 
 class Packed(NamedTuple):

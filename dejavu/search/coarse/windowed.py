@@ -325,7 +325,7 @@ class WindowedBound:
         """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
         known, bound, missing, cutoff = at.known, at.bound, 0.0, self._ranges.final_target - at.low
         if known.states is None:
-            known = self._without_dear(self._beginning(leveled, known, at.high), at.high, cutoff)
+            known = self._without_dear(self._beginning(leveled, known, at.high, cutoff), at.high, cutoff)
         through = None
         for _ in range(_MOST_PASSES):
             if known.about_seconds - known.sum_seconds > _PRECISE * target:  # else better prices prove no more
@@ -367,15 +367,18 @@ class WindowedBound:
             self._ranges.cap(about_seconds)
         return [Range(bound, next(self._tie), at.low, at.high, replace(raised, through=None), is_done=is_done)]
 
-    def _beginning(self, leveled: Leveled, known: Kept, limit: float) -> Kept:
+    def _beginning(self, leveled: Leveled, known: Kept, limit: float, cutoff: float) -> Kept:
         """With prices of the nearest limit.
 
         With few cuts they say where the bound is least, but not why there are no plans under a low limit.
         """
-        met = self._met_over_few + self._met
         if self._met and self._surveyed.get(limit, 0.0) >= self._best.step_seconds:
-            met = self._met
-        return leveled.beginning_near(met, limit, known)
+            return leveled.beginning_near(self._met, limit, known)
+        begun = leveled.beginning_near(self._met_over_few + self._met, limit, known)
+        if begun.near is not None and begun.near.alive_NL1.shape[1] == len(known.after_L1):
+            return begun
+        prices_R = leveled.guessed(self._met_over_few, limit, cutoff)
+        return begun if prices_R is None else replace(begun, prices_R=prices_R, near=None)
 
     def _without_dear(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """Without the states that come to the cutoff at prices that were met under a higher limit."""

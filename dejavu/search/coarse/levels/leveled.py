@@ -125,12 +125,27 @@ class Leveled:
         nearest = min(reversed(met), key=lambda one: apart(one.limit, limit)).known
         return replace(known, prices_R=nearest.prices_R, near=nearest.near)
 
+    def guessed(self, met: Sequence[Met], limit: float, cutoff: float) -> Floats | None:
+        """The best prices of the states that were near under the nearest limit with fewer cuts; None: none are known.
+
+        They say nothing of other states, but take a small part of the time, and with few cuts prices are not quite
+        those of more.
+        """
+        nearest = min(reversed(met), key=lambda one: apart(one.limit, limit), default=None)
+        if nearest is None or nearest.known.near is None:
+            return None
+        everything = self._states(self.everything())
+        near = nearest.known.near.over(nearest.cuts_L1, self._relaxed.cuts_L1, self._num).among(everything)
+        if not near.alive_NL1[:, 0].any():
+            return None
+        return self._best_prices(near, everything, limit, cutoff, nearest.known.prices_R).prices_T
+
     def what_was_met(self, limit: float, known: Kept) -> Met:
         """Without what holds under this limit only; near are the states that are at the last prices."""
         near = known.near
         if known.through is not None and near is not None and known.about_seconds < known.cutoff:
             near = known.through.below(known.about_seconds + self._near_seconds(known, limit)).among(near)
-        return Met(limit, replace(self.everything_at(known.prices_R), near=near))
+        return Met(limit, replace(self.everything_at(known.prices_R), near=near), self._relaxed.cuts_L1)
 
     def _near_seconds(self, known: Kept, limit: float) -> float:
         """States are near whose plans are dearer than the cheapest by less."""
