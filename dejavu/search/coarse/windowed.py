@@ -263,8 +263,8 @@ class WindowedBound:
         """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on.
 
         Or at the limits that were surveyed, of which prices are known, from the one with the least bound on. Below one
-        where Σ alone comes to what is being proved nothing is split. The lowest range is the second that is looked at:
-        least is known of it.
+        where Σ alone comes to what is being proved nothing is split. The lowest range is the second that is looked at,
+        and its lowest parts the next ones: least is known of them.
         """
         assert self._best.plan is not None
         begin, end = edges[0], edges[-1]
@@ -405,6 +405,7 @@ class WindowedBound:
                 low,
                 high,
                 self._part_of(known, low - at.low, high == at.high),
+                turn=at.turn if low == at.low and at.turn == _SECOND else np.inf,
             )
             for low, high in pairwise(edges)
         ]
