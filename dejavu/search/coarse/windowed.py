@@ -277,9 +277,9 @@ class WindowedBound:
             edges = [begin, *(edge for edge in edges if edge > lowest)]
             between = [at for at in self._surveyed if at >= lowest]
         edges = sorted({*edges, *(at for at in between if begin < at < end)})
-        turns = [_SECOND, *(apart(high, own_seconds) for high in edges[2:])]
         return [
-            self._range(least, low, high, known, turn) for (low, high), turn in zip(pairwise(edges), turns, strict=True)
+            self._range(least, low, high, known, _SECOND if low == begin else apart(high, own_seconds))
+            for low, high in pairwise(edges)
         ]
 
     @property

@@ -1,0 +1,99 @@
+"""What the bounds for thousands of layers ask of levels: which stages fit, states over more cuts, the first prices."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.search.generated import heterogeneous, operators
+from dejavu.search import Exact
+from dejavu.search.coarse.clusters import boundaries
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.relaxed import Relaxed, States
+from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.pipedream import PipeDream
+from dejavu.search.shared.stage_table import StageTable, stage_cost
+from tests.test_counted_stages import SEARCHED, parts, with_plan
+from tests.test_search import solved
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+def test_stages_that_fit_on_each_level_are_those_that_the_costs_let_fit(schedule: str) -> None:
+    """Asked for level by level by several threads, as far as memory goes."""
+    for seed in range(4):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=24, schedule=schedule)
+        relaxed = Relaxed(problem, with_plan(problem, solved(Exact().run(problem)).plan, above=1e6))
+        stops = Leveled.stops_of(relaxed, 5)
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            asked = [pool.submit(stops.upto, num) for num in (1, 3, 5, 2, 4)]
+            found_N1CL = max((one.result() for one in asked), key=len)
+        for n, place in np.ndindex(len(found_N1CL), len(relaxed.kept)):
+            c, need = relaxed.kept[place], problem.in_flight(0, n + 1)
+            free = replace(problem.costs, message_bytes_CL1=np.zeros((1, 1)))  # those at the cuts are taken as least
+            for start in range(problem.num_layers):
+                stop = int(found_N1CL[n, place, start])
+                if stop < problem.num_layers:
+                    assert problem.costs.max_in_flight(start, stop + 1, c) < need
+                if stop > start and not problem.costs.message_bytes_CL1.any():
+                    assert free.max_in_flight(start, stop, c) >= need
+
+
+def test_states_over_more_cuts_hold_every_state_next_to_those_that_were_there() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        L, levels = int(rng.integers(5, 40)), int(rng.integers(1, 8))
+        cuts = np.union1d([0, L], rng.choice(np.arange(1, L), int(rng.integers(1, L - 1)), replace=False))
+        few = States(rng.random((levels + 1, len(cuts))) < 0.4, rng.random((levels + 1, 3)) < 0.4)
+        wanted = int(rng.integers(1, 10))
+        many = few.over(cuts, np.arange(L + 1), wanted)
+        assert many.num_levels == wanted
+        for n, at in np.argwhere(few.alive_NL1):  # the last level stands for all from it on
+            for level in range(int(n), max(int(n), wanted) + 1) if n == levels else (int(n),):
+                near = np.arange(cuts[max(at - 1, 0)] + 1, cuts[min(at + 1, len(cuts) - 1)])
+                assert many.alive_NL1[min(level, wanted), [*near, cuts[at]]].all()
+        for n, c in np.argwhere(few.used_NC):
+            assert many.used_NC[min(int(n), wanted), c]
+
+
+def test_first_prices_of_few_cuts_are_a_bound_with_every_cut() -> None:
+    """Now and then a nearer one than the prices of few cuts are, now and then not: they say nothing of other states."""
+    nearer = 0
+    for seed in range(5):
+        problem = operators(seed, num_operators=600, num_devices=24, num_types=2)
+        few_cuts = boundaries(problem, 60)
+        plan = solved(PipeDream().run(problem)).plan
+        relaxed = Relaxed(problem, with_plan(problem, plan))
+        few, every = Leveled(relaxed.at_cuts(few_cuts)), Leveled(relaxed)
+        _, bottleneck = parts(problem, plan)
+        known = few.tightened(few.everything(), bottleneck, np.inf)
+        met = [few.what_was_met(bottleneck, known)]
+        prices_R = every.guessed(met, bottleneck, np.inf)
+        assert prices_R is not None
+        sums = [
+            every.closer(every.everything_at(one), bottleneck, np.inf).sum_seconds for one in (known.prices_R, prices_R)
+        ]
+        assert max(sums) <= parts(problem, plan)[0] * (1 + 1e-9)
+        nearer += sums[1] > sums[0]
+    assert nearer > 1
+
+
+@pytest.mark.parametrize("gap", [0.3, 0.9, 0.999])
+def test_a_gap_that_leaves_no_range_is_proved_at_once(gap: float) -> None:
+    problem = heterogeneous(1, num_types=2, num_devices=9, num_layers=14)
+    result = solved(Exact().run(problem))
+    bound = WindowedBound(problem, with_plan(problem, result.plan)).prove(gap)
+    assert result.step_seconds * (1 - gap) * (1 - 1e-6) <= bound <= result.step_seconds * (1 + 1e-9)
+
+
+def test_what_stages_of_some_configurations_cost_is_there_when_those_are_asked_for() -> None:
+    problem = heterogeneous(2, num_types=2, num_devices=9, num_layers=40)
+    some = replace(problem)  # a problem of its own, of which no table was made
+    whole, half = StageTable.of(problem), StageTable.of(some, range(0, len(problem.configurations), 2))
+    for c in range(0, len(problem.configurations), 2):
+        for start, stop in ((0, 1), (3, 29), (0, 40)):
+            assert stage_cost(half.costs, start, stop, c) == stage_cost(whole.costs, start, stop, c)
+    whole = StageTable.of(some)
+    assert stage_cost(whole.costs, 3, 29, 1) == stage_cost(StageTable.of(problem).costs, 3, 29, 1)
