@@ -45,15 +45,16 @@ class Leveled:
 
         Args:
             num_levels: in place of those for the best plan.
-            stops: of the same problem, where others ask for them, too.
+            stops: of the same problem, where others ask for them, too; there are no more levels than it has.
         """
         self._relaxed = relaxed
         L1 = relaxed.seconds_CL1.shape[1]
         A = len(relaxed.links.latency_AA)
         most = relaxed.most_stages
-        self._num = min(num_levels or self.wanted_levels(relaxed, relaxed.num_stages), most)
+        num_levels = num_levels or self.wanted_levels(relaxed, relaxed.num_stages)
+        self._stops = stops or self.stops_of(relaxed, num_levels)
+        self._num = min(num_levels, self._stops.most_levels)
         self._is_open = self._num < most
-        self._stops = stops or self.stops_of(relaxed, self._num)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
         self._after, self._before = crossing(relaxed.links, True), crossing(relaxed.links, False)
         self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)

@@ -33,8 +33,13 @@ class FittingStops:
         self._found_N1CL: Stops = np.empty(shape, np.uint16) if is_short else np.empty(shape, np.int32)
         self._num, self._lock = 0, Lock()
 
+    @property
+    def most_levels(self) -> int:
+        return len(self._need_N1)
+
     def upto(self, num_levels: int, until: Event | None = None) -> Stops:
         """Return [level − 1, c, start], see `counted.fitting_stops`; of fewer levels where `until` is set meanwhile."""
+        num_levels = min(num_levels, self.most_levels)
         while self._num < num_levels and not (until is not None and until.is_set()):
             with self._lock:
                 n = self._num
