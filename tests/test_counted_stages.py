@@ -164,7 +164,8 @@ def test_of_several_blocks_of_cuts_both_directions_say_the_same(num_levels: int)
     problem = operators(3, num_operators=2 * counted._BLOCK + 300, num_devices=24, num_types=2)
     best = Incumbent(problem, "test", 60.0)
     leveled = Leveled(Relaxed(problem, best), num_levels)
-    known, looked = leveled.tightened(leveled.everything(), np.inf, np.inf, most_passes=2), 0
+    known, looked = leveled.closer(leveled.everything(), np.inf, np.inf), 0
+    known = leveled.closer(known, np.inf, np.inf)
     for limit in (np.inf, 40.0 * known.sum_seconds, 10.0 * known.sum_seconds):
         here = leveled.closer(leveled.everything_at(known.prices_R), limit, np.inf)
         plan = leveled.cheapest(replace(here, prices_R=known.prices_R), limit)

@@ -19,7 +19,7 @@ from dejavu.search.coarse.relaxed import Kept, Met
 
 _LOST = 0.17  # of what is between two cuts, by so much stages are shorter, for each level; there are more than stages
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
-FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
+_FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _ROUGHLY = 0.04  # of the least bound: once one is as much above it, the least is behind
@@ -72,7 +72,7 @@ class Survey:
     def most_seconds(self) -> float:
         """Dearer plans are of no interest."""
         least = min(self.bounds_seconds.values(), default=np.inf)
-        return min(FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
+        return min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
 
     def over(self, look: Leveled) -> Survey:
         """Another one over other cuts, beginning with what is known here."""

@@ -153,9 +153,8 @@ class _Rows:
             np.maximum(span_KM[k - 1, :-half], span_KM[k - 1, half:], out=span_KM[k, :-half])
 
 
-_TABLES: WeakKeyDictionary[Problem, tuple[StageTable, _Rows | None]] = (
-    WeakKeyDictionary()
-)  # while one holds the problem
+# While somebody holds the problem.
+_TABLES: WeakKeyDictionary[Problem, tuple[StageTable, _Rows | None]] = WeakKeyDictionary()
 
 
 def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:

@@ -21,7 +21,7 @@ _WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
-NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
+_NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _APART = 0.005  # of their sum, limits whose beams meet different plans
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for
 
@@ -59,7 +59,7 @@ class Beams:
         """Look for a plan that is better than the best, of states that are next to the bound; until one is met."""
         best_seconds = self._best.step_seconds
         bound, about = known.sum_seconds + limit, known.about_seconds + limit
-        if about - bound > NEAR_BEST * best_seconds or self._improve is None or known.near is None:
+        if about - bound > _NEAR_BEST * best_seconds or self._improve is None or known.near is None:
             return
         for gap in gaps:
             most = min(about * (1 + gap), best_seconds)

@@ -153,26 +153,16 @@ class Leveled:
         about = min(known.sum_seconds + limit, self._relaxed.best.step_seconds)
         return _NEAR * max(about, _SPENT * float(self._relaxed.devices.count_R @ known.prices_R))
 
-    def tightened(
-        self,
-        known: Kept,
-        limit: float,
-        cutoff: float,
-        most_passes: int = _MOST_PASSES,
-        precision: float = _PRECISION,
-    ) -> Kept:
+    def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
 
         As `closer`, until the best prices are known, or the cutoff is reached.
-
-        Args:
-            precision: of the best price: to so much the best prices are found.
         """
-        for _ in range(most_passes):
+        for _ in range(_MOST_PASSES):
             before, known = known, self.closer(known, limit, cutoff)
             missing = min(known.about_seconds, cutoff) - known.sum_seconds
             is_the_same = known.sum_seconds <= before.sum_seconds and known.about_seconds >= before.about_seconds
-            enough = (_NEARLY if is_the_same else 1.0) * precision * self._relaxed.about_seconds
+            enough = (_NEARLY if is_the_same else 1.0) * _PRECISION * self._relaxed.about_seconds
             if missing <= enough or self._relaxed.best.is_late:
                 break
         return known
