@@ -19,6 +19,7 @@ WORK_POOL = "dejavu"
 HEARTBEAT_SECONDS = 30  # the least that Prefect allows
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run counts as crashed
 
+ANSWER_SECONDS = 180.0  # a write waits up to 60 for SQLite's lock, then is asked again; and cores may be all taken
 
 # The server answers 503 when two requests met in its SQLite database; nothing was written then.
 BUSY = Retry(
@@ -34,7 +35,7 @@ BUSY = Retry(
 def connect(api_url: str, headers: Mapping[str, str] | None = None) -> httpx.Client:
     """Open a connection that bypasses the user's proxies, and asks a busy server again for half a minute."""
     return httpx.Client(
-        base_url=api_url, headers=headers, trust_env=False, timeout=60, transport=RetryTransport(retry=BUSY)
+        base_url=api_url, headers=headers, trust_env=False, timeout=ANSWER_SECONDS, transport=RetryTransport(retry=BUSY)
     )
 
 
