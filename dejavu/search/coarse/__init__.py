@@ -25,8 +25,8 @@ from dejavu.plans import (
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import STOPPED, Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
-from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.levels import fitting
+from dejavu.search.coarse.looking.deepening import look_for_plans
 from dejavu.search.coarse.loops import load_compiled_loops
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.undominated import Undominated
@@ -49,9 +49,9 @@ _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each tim
 class Coarse(Search):
     """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
 
-    A beam over some hundred cuts, or all, comes before, where the bound is least (`coarse.deepening`). The bound is one
-    of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and memory by the
-    stages downstream, which are counted (`coarse.windowed`, `coarse.levels.leveled`).
+    A beam over some hundred cuts, or all, comes before, where the bound is least (`coarse.looking.deepening`). The
+    bound is one of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and
+    memory by the stages downstream, which are counted (`coarse.windowed`, `coarse.levels.leveled`).
     Choose it for more layers than `exact` can list the stages of, on as many devices as there are; costs have to be
     sums over layers.
 
@@ -101,7 +101,8 @@ class Coarse(Search):
                 why_infeasible(problem, fitting.is_feasible, _EXPLAIN_SHARE * best.remaining_seconds)
             )
         improve = _Improving(problem, best, _FIRST_REACH)
-        bound, sought, ended = WindowedBound(problem, best, improve=improve, kept=kept.kept), Sought(), Event()
+        bound, ended = WindowedBound(problem, best, improve=improve, kept=kept.kept), Event()
+        sought = Sought(bound.least_limit)
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap, sought)
             proof.add_done_callback(lambda _: ended.set())

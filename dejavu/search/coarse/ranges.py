@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event
 
@@ -11,7 +11,7 @@ import numpy as np
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.relaxed import Kept, Met
 
-Split = Callable[["Range", float], Iterable["Range"]]
+Split = Callable[["Range", float], Sequence["Range"]]
 
 
 @dataclass(eq=False)
@@ -48,6 +48,7 @@ class Ranges:
         self.left: list[Range] = []
         self.target, self._gap, self._most_seconds, self._until = 0.0, 0.0, np.inf, Event()
         self._expected_seconds = np.inf
+        self._sums: list[tuple[float, float]] = []  # see `know`
         self._num_looked_at, self._is_closed, self.is_late = 0, False, False
 
     def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
@@ -60,6 +61,7 @@ class Ranges:
         """
         with self._changed:
             self.left = list(ranges)
+            self._raise(self.left)
             self._gap, self.target, self._until = gap, np.inf, until or Event()
             self._changed.notify_all()
         self._look(split, goes_on=False)
@@ -79,6 +81,17 @@ class Ranges:
         """About what can be proved, until more is known."""
         with self._changed:
             self._expected_seconds = most_seconds
+
+    def know(self, limit: float, sum_seconds: float) -> None:
+        """No plan with a bottleneck up to this limit has a lower Σ: those of a range cost that and its lower end."""
+        with self._changed:
+            self._sums.append((limit, sum_seconds))
+            self._raise(self.left)
+
+    def _raise(self, ranges: Iterable[Range]) -> None:
+        for part in ranges:
+            known = max((seconds for limit, seconds in self._sums if limit >= part.high), default=0.0)
+            part.bound = max(part.bound, known + part.low)
 
     def uncap(self) -> None:
         """More may be proved."""
@@ -100,11 +113,12 @@ class Ranges:
 
     def _look(self, split: Split, *, goes_on: bool) -> None:
         while (part := self._next(goes_on=goes_on)) is not None:
-            found: Iterable[Range] = [replace(part, is_done=True)]  # where looking at it fails it is left as it was
+            found: Sequence[Range] = [replace(part, is_done=True)]  # where looking at it fails it is left as it was
             try:
                 found = split(part, self.target)
             finally:
                 with self._changed:
+                    self._raise(found)
                     self.left += found
                     self._num_looked_at -= 1
                     self._changed.notify_all()
@@ -147,6 +161,7 @@ class Sought:
     """What the look for plans and the proof beside it tell each other.
 
     Attributes:
+        least_limit: no plan has a lower bottleneck.
         counted: it knows how many stages plans have.
         surveyed: and what the bound is under some limits, and the best prices there.
         enough: all is proved that was asked, or that can be; no better plan is needed.
@@ -155,6 +170,7 @@ class Sought:
         met: what is known under some limits.
     """
 
+    least_limit: float = 0.0
     counted: Event = field(default_factory=Event)
     surveyed: Event = field(default_factory=Event)
     enough: Event = field(default_factory=Event)

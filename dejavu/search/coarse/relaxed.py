@@ -132,11 +132,16 @@ class Kept:
 
 
 class Met(NamedTuple):
-    """Prices that were the best under some limit, and the states near there; with these cuts."""
+    """Prices that were the best under some limit, and the states near there; with these cuts.
+
+    Attributes:
+        has_plans: some are left there; else prices rise without end, and are of use under lower limits only.
+    """
 
     limit: float
     known: Kept
     cuts_L1: Ints
+    has_plans: bool = True
 
 
 class Packed(NamedTuple):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse.busiest import least_bottleneck_seconds
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
@@ -111,6 +112,11 @@ class WindowedBound:
     def counts_in_state(self) -> bool:
         """Whether one evaluation with stages in the state takes a part of a second."""
         return self._num_steps <= _MOST_STEPS
+
+    @cached_property
+    def least_limit(self) -> float:
+        """No plan has a lower bottleneck."""
+        return least_bottleneck_seconds(self._relaxed)
 
     def plan_looks(self) -> list[Leveled]:
         """What a look for plans is guided by, over few cuts and more."""
@@ -237,7 +243,8 @@ class WindowedBound:
         least, left = known.sum_seconds, self._ranges.left
         if self._looks.leveled is not None and not any(part.known.states for part in left):
             left = []  # what was proved without levels is little
-        begin, end = max((part.high for part in left), default=0.0), self._best.step_seconds * (1 - gap) - least
+        begin = max((part.high for part in left), default=self.least_limit)
+        end = self._best.step_seconds * (1 - gap) - least
         edges = np.linspace(begin, max(begin, end), self.num_ranges + 1).tolist()
         ranges = [self._again(part, known, self._best.step_seconds * (1 - gap)) for part in left]
         if not left and self._looks.leveled is not None:
@@ -333,9 +340,11 @@ class WindowedBound:
                 through = known.through
                 if through is not None and through.cutoff == np.inf:
                     self._through.append((at.high, through))
-                self._met.append(leveled.what_was_met(at.high, known))
+                has_plans = known.sum_seconds < cutoff
+                self._met.append(leveled.what_was_met(at.high, known)._replace(has_plans=has_plans))
                 known = replace(known, through=None)
             bound = max(bound, min(target, known.sum_seconds + at.low))
+            self._ranges.know(at.high, min(known.sum_seconds, known.cutoff))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]
             missing = target - at.low - known.about_seconds
@@ -376,6 +385,8 @@ class WindowedBound:
             return leveled.beginning_near(self._met, limit, known)
         begun = leveled.beginning_near(self._met_over_few + self._met, limit, known)
         if begun.near is not None and begun.near.alive_NL1.shape[1] == len(known.after_L1):
+            return begun
+        if self._surveyed.get(limit, 0.0) >= self._best.step_seconds:
             return begun
         prices_R = leveled.guessed(self._met_over_few, limit, cutoff)
         return begun if prices_R is None else replace(begun, prices_R=prices_R, near=None)

@@ -6,6 +6,7 @@ they have. A beam counts devices in whole numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from dejavu.search.coarse.relaxed import Kept, apart
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
 _MOST_GAP = 0.03  # where many states are left
+_SHARE = 0.35  # of the time that is left, for one beam
 _WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
@@ -49,10 +51,10 @@ class Beams:
     def raised(self, known: Kept, limit: float, leveled: Leveled) -> Kept:
         """With what a beam proves of the plans whose Σ is next to the bound, all or many of which it keeps."""
         cutoff = min(known.cutoff, known.sum_seconds + GAP * self._best.step_seconds)
-        plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width)
+        plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width, until_seconds=self._until_seconds)
         if plan is not None and self._improve is not None:
             self._improve(plan)
-        self.is_narrow = self.is_narrow or (plan is None and least_seconds < cutoff)
+        self.is_narrow = self.is_narrow or (plan is None and -math.inf < least_seconds < cutoff)
         return replace(known, sum_seconds=max(known.sum_seconds, least_seconds))
 
     def look(self, known: Kept, limit: float, leveled: Leveled, gaps: Sequence[float] = (GAP,)) -> None:
@@ -69,11 +71,16 @@ class Beams:
                 continue
             self._looked.append((limit, gap))
             here = replace(known, states=known.near if gap <= GAP else known.states)
-            plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH, None if gap <= GAP else _NUM_STARTS)
+            num_starts, until_seconds = None if gap <= GAP else _NUM_STARTS, self._until_seconds
+            plan, least_seconds = leveled.plan_under(here, limit, most - limit, _WIDTH, num_starts, until_seconds)
             if plan is not None:
                 self._improve(plan)
-            if self._best.step_seconds < best_seconds or most == best_seconds:
-                return
+            if self._best.step_seconds < best_seconds or most == best_seconds or least_seconds == -math.inf:
+                return  # a wider one would take longer
+
+    @property
+    def _until_seconds(self) -> float:
+        return self._best.elapsed_seconds + _SHARE * self._best.remaining_seconds
 
     def _has_looked(self, limit: float, gap: float) -> bool:
         """Whether at this limit, or at one that is as good as the same."""

@@ -30,6 +30,7 @@ _PRECISION = 0.003  # of the best price: to this the best prices of states near 
 _NEARLY = 4.0  # times this, where it was not found more precisely
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
+_LESS = (1.0, 0.5, 0.25, 0.125)  # times prices, one after the other while they prove nothing
 
 
 class Leveled:
@@ -123,23 +124,28 @@ class Leveled:
         """With the prices that were met under the nearest limit, maybe with other cuts, and the states near to it."""
         if not met:
             return known
-        nearest = min(reversed(met), key=lambda one: apart(one.limit, limit)).known
+        hold = [one for one in met if one.has_plans or one.limit >= limit] or met
+        nearest = min(reversed(hold), key=lambda one: apart(one.limit, limit)).known
         return replace(known, prices_R=nearest.prices_R, near=nearest.near)
 
     def guessed(self, met: Sequence[Met], limit: float, cutoff: float) -> Floats | None:
-        """The best prices of the states that were near under the nearest limit with fewer cuts; None: none are known.
+        """The best prices of the states that were near under the nearest limit with fewer cuts.
+
+        None: none are known, or any plan of these states comes to the cutoff: too few were near.
 
         They say nothing of other states, but take a small part of the time, and with few cuts prices are not quite
         those of more.
         """
-        nearest = min(reversed(met), key=lambda one: apart(one.limit, limit), default=None)
+        hold = [one for one in met if one.has_plans]
+        nearest = min(reversed(hold), key=lambda one: apart(one.limit, limit), default=None)
         if nearest is None or nearest.known.near is None:
             return None
         everything = self._states(self.everything())
         near = nearest.known.near.over(nearest.cuts_L1, self._relaxed.cuts_L1, self._num).among(everything)
         if not near.alive_NL1[:, 0].any():
             return None
-        return self._best_prices(near, everything, limit, cutoff, nearest.known.prices_R).prices_T
+        best = self._best_prices(near, everything, limit, cutoff, nearest.known.prices_R)
+        return best.prices_T if best.sum_seconds < cutoff else None
 
     def what_was_met(self, limit: float, known: Kept) -> Met:
         """Without what holds under this limit only; near are the states that are at the last prices."""
@@ -177,15 +183,19 @@ class Leveled:
         Args:
             enough: more need not be proved of Σ; what the cutoff is where it is not given.
         """
-        relaxed, prices_R = self._relaxed, known.prices_R
-        states = self._states(known)
+        relaxed, states = self._relaxed, self._states(known)
         known = replace(known, states=states, about_seconds=np.inf)
-        levels, ways = self._levels(states, limit), self._ways(states, prices_R)
-        plan = self._cheapest(limit, ways, levels, prices_R) if states.alive_NL1[:, 0].any() else None
-        if plan is None:
-            return replace(known, sum_seconds=np.inf)
-        self._planes.known.append(plan)
-        sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
+        levels = self._levels(states, limit)
+        for times in _LESS:
+            prices_R = times * known.prices_R
+            ways = self._ways(states, prices_R)
+            plan = self._cheapest(limit, ways, levels, prices_R) if states.alive_NL1[:, 0].any() else None
+            if plan is None:
+                return replace(known, sum_seconds=np.inf)
+            self._planes.known.append(plan)
+            sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
+            if sum_seconds > 0.0:
+                break
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
@@ -221,7 +231,13 @@ class Leveled:
         return self._cheapest(limit, self._ways(states, known.prices_R), self._levels(states, limit), known.prices_R)
 
     def plan_under(
-        self, known: Kept, limit: float, cutoff: float, width: int, num_starts: int | None = None
+        self,
+        known: Kept,
+        limit: float,
+        cutoff: float,
+        width: int,
+        num_starts: int | None = None,
+        until_seconds: float = np.inf,
     ) -> tuple[Plan | None, float]:
         """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
 
@@ -229,6 +245,7 @@ class Leveled:
 
         Args:
             num_starts: that are tried of a stage to a cut; None: all.
+            until_seconds: as the search's clock has it; a plan is met by then, or none.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not self.has_beams:
@@ -249,7 +266,7 @@ class Leveled:
             spent=through.spent_seconds,
             before_NAL1=self._rest_NAL1,
         )
-        found, bound_seconds = leveled_beam.beam(guide)
+        found, bound_seconds = leveled_beam.beam(guide, lambda: relaxed.best.elapsed_seconds > until_seconds)
         if not found.shape[1]:
             return None, bound_seconds
         stages = (

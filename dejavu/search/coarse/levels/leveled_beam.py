@@ -15,6 +15,7 @@ Letters as in `coarse.levels.counted`; M = labels, X = starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -113,32 +114,22 @@ class Least(NamedTuple):
     how: int
 
 
-@njit(cache=True, nogil=True)
-def beam(guide: Guide) -> tuple[Ints, float]:
+def beam(guide: Guide, is_over: Callable[[], bool]) -> tuple[Ints, float]:
     """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; and a bound on Σ.
 
     No stages: none was met. No plan is below the bound, up to the cutoff, whether it was met or not.
+
+    Args:
+        is_over: asked at each level; what was met by then is said, and nothing is proved.
     """
-    aim, ways = guide.aim, guide.ways
-    N, _, L1 = guide.before_NAL1.shape
-    most, size = aim.most_stages if guide.levels.is_open else N - 1, _ROOM * aim.width + L1
-    label_M4, seconds_M3 = np.empty((4 * aim.width + 1, 4), np.int64), np.empty((4 * aim.width + 1, 3))
-    label_M4[0], seconds_M3[0] = 0, 0.0
-    label_M4[0, _CUT] = L1 - 1
-    num_slots = 4
-    while num_slots < 4 * aim.width:
-        num_slots *= 2
-    room = Room(
-        Labels(np.empty((size, 4), np.int64), np.empty((size, 3)), 0),
-        np.empty(aim.width, np.int64),
-        np.empty(num_slots, np.int64),
-        np.full(L1, -1, np.int64),
-        np.empty(aim.width, np.int64),
-        np.empty(min(aim.num_starts, L1), np.int64),
-        np.empty(min(aim.num_starts, L1)),
-    )
+    aim, N = guide.aim, len(guide.before_NAL1)
+    most = aim.most_stages if guide.levels.is_open else N - 1
+    label_M4, seconds_M3, room = _begun(guide)
     begin, end, least = 0, 1, Least(aim.cutoff, aim.cutoff, np.inf, -1, 0)
     for num_stages in range(1, most + 1):
+        if is_over():
+            least = least._replace(left_out=-np.inf)
+            break
         labels = Labels(label_M4[begin:end], seconds_M3[begin:end], begin)
         num, least = _one_stage_further(guide, min(num_stages, N - 1), labels, room, least)
         if num == 0:
@@ -149,7 +140,29 @@ def beam(guide: Guide) -> tuple[Ints, float]:
             seconds_M3 = np.concatenate((seconds_M3, np.empty((more, 3))))
         label_M4[end : end + num], seconds_M3[end : end + num] = room.found.label_M4[:num], room.found.seconds_M3[:num]
         begin, end = end, end + num
-    return _stages(ways, label_M4, least, most), min(least.best, least.left_out)
+    return _stages(guide.ways, label_M4, least, most), min(least.best, least.left_out)
+
+
+def _begun(guide: Guide) -> tuple[Ints, Floats, Room]:
+    """The label of no stages, the first one of all, and room for those of a level."""
+    width, L1 = guide.aim.width, guide.before_NAL1.shape[2]
+    size, num_starts = _ROOM * width + L1, min(guide.aim.num_starts, L1)
+    label_M4, seconds_M3 = np.empty((4 * width + 1, 4), np.int64), np.empty((4 * width + 1, 3))
+    label_M4[0], seconds_M3[0] = 0, 0.0
+    label_M4[0, _CUT] = L1 - 1
+    num_slots = 4
+    while num_slots < 4 * width:
+        num_slots *= 2
+    room = Room(
+        Labels(np.empty((size, 4), np.int64), np.empty((size, 3)), 0),
+        np.empty(width, np.int64),
+        np.empty(num_slots, np.int64),
+        np.full(L1, -1, np.int64),
+        np.empty(width, np.int64),
+        np.empty(num_starts, np.int64),
+        np.empty(num_starts),
+    )
+    return label_M4, seconds_M3, room
 
 
 @njit(cache=True, nogil=True)

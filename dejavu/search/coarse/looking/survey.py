@@ -23,7 +23,6 @@ _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no int
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _ROUGHLY = 0.04  # of the least bound: once one is as much above it, the least is behind
-_LEAST_SHARE = 0.02  # of the best price: lower limits are not worth a look
 
 
 @dataclass
@@ -61,12 +60,19 @@ class Survey:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
         cutoff = self.most_seconds - limit if cutoff is None else cutoff
         here = self.look.tightened(self.nearest(limit), limit, cutoff)
-        self.met.append(self.look.what_was_met(self.share * limit, here))
+        met = self.look.what_was_met(self.share * limit, here)
+        self.met.append(met._replace(has_plans=here.sum_seconds < cutoff))
         return here
 
     def nearest(self, limit: float) -> Kept:
-        """The prices of the nearest limit that was looked at."""
-        return self.look.beginning_near(self.met, self.share * limit, self.look.everything_at(self.prices_R))
+        """The prices of the nearest limit that was looked at, over these cuts where there is one."""
+        everything = self.look.everything_at(self.prices_R)
+        return self.look.beginning_near(self.own_met or self.met, self.share * limit, everything)
+
+    @property
+    def own_met(self) -> list[Met]:
+        """What is known over these cuts, not over fewer."""
+        return [met for met in self.met if len(met.cuts_L1) == self.look.num_cuts + 1]
 
     @property
     def most_seconds(self) -> float:
@@ -77,6 +83,10 @@ class Survey:
     def over(self, look: Leveled) -> Survey:
         """Another one over other cuts, beginning with what is known here."""
         return replace(self, look=look, bounds_seconds={}, met=[*self.met])
+
+    def knowing(self, other: Survey) -> Survey:
+        """The same over these cuts, beginning with what is known of other limits on memory."""
+        return replace(self, met=[*other.met])
 
     def with_room(self, limit: float) -> Survey:
         """Another one with as much more memory as is lost at cuts, beginning with the prices that are known here."""
@@ -99,8 +109,8 @@ class Survey:
         lowest = self._onward(_LOWER * limit, _LOWER)
         least_at = self._least_at(limit)
         for step in _BETWEEN:
-            self._bound(step * least_at)
-        self._down_to_none(lowest)
+            self.bound(step * least_at)
+        self._down_to_none(_LOWER * lowest)
         return self
 
     def _least_at(self, otherwise: float) -> float:
@@ -109,23 +119,24 @@ class Survey:
 
     def _onward(self, limit: float, step: float, higher_by: float = np.inf) -> float:
         """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
-        while limit > 0 and not self.is_late():
-            seconds, least = self._bound(limit), min(self.bounds_seconds.values(), default=np.inf)
+        while limit > self.sought.least_limit and not self.is_late():
+            seconds, least = self.bound(limit), min(self.bounds_seconds.values(), default=np.inf)
             if seconds >= min(self.most_seconds * (1 - _WORTH), least * (1 + higher_by)):
                 break
             limit *= step
         return limit
 
-    def _bound(self, limit: float) -> float:
+    def bound(self, limit: float) -> float:
+        """What no plan over these cuts under this limit costs less than, from `most_seconds` on roughly."""
         if self.is_late():
             return np.inf
-        found = limit + self.at(limit).sum_seconds
-        self.bounds_seconds[self.share * limit] = found
-        return found
+        if self.share * limit not in self.bounds_seconds:
+            self.bounds_seconds[self.share * limit] = limit + self.at(limit).sum_seconds
+        return self.bounds_seconds[self.share * limit]
 
     def _down_to_none(self, limit: float) -> None:
         """Further down until Σ alone is as high."""
-        while not self.is_late() and limit > _LEAST_SHARE * self.most_seconds:
+        while not self.is_late() and limit > self.sought.least_limit:
             sum_seconds = self.at(limit, self.most_seconds).sum_seconds
             self.bounds_seconds[self.share * limit] = limit + sum_seconds
             if sum_seconds >= self.most_seconds * (1 - _WORTH):

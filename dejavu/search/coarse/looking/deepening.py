@@ -12,13 +12,14 @@ import numpy as np
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.looking.survey import Survey
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, bottleneck_seconds
-from dejavu.search.coarse.survey import Survey
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
 _MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
+_FEW_MORE = 1.15  # times as many levels: the last one stands for more, and says enough of so few
 _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
 _ROUGHLY = 0.02  # of the best price, by which bounds that were found in a few passes may be too low
 _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
@@ -75,14 +76,19 @@ def _far_and_near(one: _Looking, limit: float) -> None:
 
 
 def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
-    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them."""
-    survey = few.survey.over(look.counting(few.survey.look.num_levels - 1))
-    begin = limit * few.survey.share / survey.share
+    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them.
 
-    def look_around() -> Survey:
-        roomy = survey.with_room(begin).around(begin)
-        survey.sought.survey(roomy.bounds_seconds, roomy.met)
-        return roomy
+    Both begin with the prices that are the best there with a little more memory.
+    """
+    own = few.survey.over(look.counting(few.survey.look.num_levels - 1))
+    begin = limit * few.survey.share / own.share
+    roomy = own.with_room(begin)
+    roomy.bound(begin)
+    survey = own.knowing(roomy)
+
+    def look_around() -> None:
+        roomy.around(begin)
+        roomy.sought.survey(roomy.bounds_seconds, [met for met in roomy.own_met if met.has_plans])
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
@@ -92,7 +98,7 @@ def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(few, limit)
             one.improves(_FINER_WIDTH, higher, once=True)
-        roomy = surveyed.result()
+        surveyed.result()
     few.best.catch_up()
     if min(roomy.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
@@ -142,7 +148,8 @@ class _Looking:
             target = min(bound * (1 + gap), most)
             if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
                 return
-            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width, _NUM_STARTS)
+            until_seconds = self.until_seconds[1]
+            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width, _NUM_STARTS, until_seconds)
             if plan is not None:
                 self.improve(plan)
                 return
@@ -156,7 +163,7 @@ def _counting(survey: Survey, top: Kept, until_seconds: float) -> tuple[Survey, 
     A first plan that is slow may have few stages where good ones have many.
     """
     look, best = survey.look, survey.best
-    most, least = best.step_seconds - top.sum_seconds, best.step_seconds * _LEAST_SHARE
+    most, least = best.step_seconds - top.sum_seconds, max(survey.sought.least_limit, best.step_seconds * _LEAST_SHARE)
     if most <= least:  # of one microbatch the busiest stage adds little, or nothing
         return survey, max(most, 0.0)
     low, high = math.log(least), math.log(most)
@@ -167,7 +174,7 @@ def _counting(survey: Survey, top: Kept, until_seconds: float) -> tuple[Survey, 
             return survey, limit
         assert plan.stages_3S is not None
         deeper = look.counting(int(_MORE_STAGES * plan.stages_3S.shape[1]))
-        if deeper is look:
+        if deeper.num_levels < _FEW_MORE * look.num_levels:
             return survey, limit
         low, high = math.log(limit), min(high, math.log(_MOST_HIGHER * limit))
         survey, look = replace(survey, look=deeper), deeper
