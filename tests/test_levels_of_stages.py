@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -158,3 +159,28 @@ def test_a_beam_that_has_no_more_time_proves_nothing() -> None:
     plan, bound_seconds = leveled.plan_under(known, np.inf, cutoff, 64)
     assert plan is not None and bound_seconds >= known.sum_seconds * (1 - 1e-9)
     assert leveled.plan_under(known, np.inf, cutoff, 64, until_seconds=-1.0) == (None, -np.inf)
+
+
+def test_a_thread_with_nothing_to_do_looks_at_what_the_last_proof_wants() -> None:
+    problem = heterogeneous(3, num_types=2, num_devices=9, num_layers=14)
+    result = solved(Exact().run(problem))
+    ranges, seconds = Ranges(with_plan(problem, result.plan)), result.step_seconds
+    ranges.final_gap = 0.01
+    known, ahead, targets = Kept(np.arange(1), np.zeros(15, dtype=np.int64), np.zeros(1)), Event(), {}
+
+    def split(at: Range, target: float) -> list[Range]:
+        targets[at.tie] = target
+        if at.tie == 1:
+            assert ahead.wait(60)  # the other thread looks at the other range meanwhile
+        else:
+            ahead.set()
+        return [replace(at, bound=target)]
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        helper = pool.submit(ranges.help, split)
+        left = [Range(0.5 * seconds, 1, 0.0, 0.1 * seconds, known), Range(0.95 * seconds, 2, 0.1, seconds, known)]
+        proved = ranges.prove(left, 0.1, split)
+        ranges.close()
+        helper.result()
+    assert proved == pytest.approx(0.9 * seconds)
+    assert targets == pytest.approx({1: 0.9 * seconds, 2: 0.99 * seconds})

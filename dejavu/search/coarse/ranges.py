@@ -112,10 +112,11 @@ class Ranges:
             self._changed.notify_all()
 
     def _look(self, split: Split, *, goes_on: bool) -> None:
-        while (part := self._next(goes_on=goes_on)) is not None:
+        while (worth := self._next(goes_on=goes_on)) is not None:
+            part, target = worth
             found: Sequence[Range] = [replace(part, is_done=True)]  # where looking at it fails it is left as it was
             try:
-                found = split(part, self.target)
+                found = split(part, target)
             finally:
                 with self._changed:
                     self._raise(found)
@@ -123,27 +124,34 @@ class Ranges:
                     self._num_looked_at -= 1
                     self._changed.notify_all()
 
-    def _next(self, *, goes_on: bool) -> Range | None:
-        """Wait for a range to look at; None: there will be none, or this proof has ended and nobody goes on."""
+    def _next(self, *, goes_on: bool) -> tuple[Range, float] | None:
+        """Wait for a range to look at, and what is to be proved of it; None: there will be none, or this proof has
+        ended and nobody goes on.
+
+        While others look at all that is below what is being proved, ranges are looked at that the last proof wants.
+        """
         with self._changed:
             while not self._is_closed:
-                worth = self._worth_looking_at()
+                target = self._aimed_at()
+                worth = self._worth_looking_at(target)
+                if not worth and self._num_looked_at > 0:
+                    target = max(target, self._within(self.final_gap))
+                    worth = self._worth_looking_at(target)
                 if worth:
                     part = min(worth, key=lambda one: (one.turn, one.bound))
                     self.left.remove(part)
                     self._num_looked_at += 1
-                    return part
+                    return part, target
                 if self._num_looked_at == 0 and not goes_on:
                     return None
                 self._changed.wait()
                 self._best.catch_up()
         return None
 
-    def _worth_looking_at(self) -> list[Range]:
+    def _worth_looking_at(self, target: float) -> list[Range]:
         """Those of which more may be proved; none where the range with the least bound, which says how far this
         proof gets, is done."""
         self.is_late = self.is_late or self._best.remaining_seconds < 0
-        target = self._aimed_at()
         below = [part for part in self.left if part.bound < target]
         if self.is_late or self._until.is_set() or not below or min(below, key=lambda one: one.bound).is_done:
             return []
@@ -151,9 +159,13 @@ class Ranges:
 
     def _aimed_at(self) -> float:
         """What is being proved: a better plan may have been met beside this proof."""
-        most_seconds = min(self._most_seconds, self._expected_seconds) * (1 - self.step)
-        self.target = min(self.target, self._best.step_seconds * (1 - self._gap), most_seconds)
+        self.target = min(self.target, self._within(self._gap))
         return self.target
+
+    def _within(self, gap: float) -> float:
+        """What has this gap to the best price, and by all that is known can be proved."""
+        most_seconds = min(self._most_seconds, self._expected_seconds) * (1 - self.step)
+        return min(self._best.step_seconds * (1 - gap), most_seconds)
 
 
 @dataclass(eq=False)

@@ -184,15 +184,19 @@ class WindowedBound:
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
             self._ranges.expect(_SURVEYED * min(self._surveyed.values(), default=np.inf))
         for step, gap in product(_STEPS, gaps):
+            is_late = self._best.remaining_seconds < 0  # what is known by then may prove smaller gaps, too
             if step != self._ranges.step:
+                if is_late:
+                    break
                 self._ranges.expect(np.inf)
                 if self._beams.is_narrow:
                     self._beams.widen()
                     self._ranges.uncap()
             self._ranges.step = step
-            self._prepare()
+            if not is_late:
+                self._prepare()
             proved = max(proved, self._proved(gap, known))
-            if self._best.remaining_seconds < 0 or self._is_proved(proved, relative_gap):
+            if self._is_proved(proved, relative_gap):
                 break
         if sought is not None and self._is_proved(proved, relative_gap):
             sought.enough.set()
