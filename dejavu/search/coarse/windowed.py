@@ -385,12 +385,12 @@ class WindowedBound:
 
         With few cuts they say where the bound is least, but not why there are no plans under a low limit.
         """
-        if self._met and self._surveyed.get(limit, 0.0) >= self._best.step_seconds:
+        has_none = self._surveyed.get(limit, 0.0) >= self._best.step_seconds
+        if self._met and has_none:
             return leveled.beginning_near(self._met, limit, known)
         begun = leveled.beginning_near(self._met_over_few + self._met, limit, known)
-        if begun.near is not None and begun.near.alive_NL1.shape[1] == len(known.after_L1):
-            return begun
-        if self._surveyed.get(limit, 0.0) >= self._best.step_seconds:
+        has_own = begun.near is not None and begun.near.alive_NL1.shape[1] == len(known.after_L1)
+        if has_own or has_none:
             return begun
         prices_R = leveled.guessed(self._met_over_few, limit, cutoff)
         return begun if prices_R is None else replace(begun, prices_R=prices_R, near=None)

@@ -127,7 +127,7 @@ class Survey:
         return limit
 
     def bound(self, limit: float) -> float:
-        """What no plan over these cuts under this limit costs less than, from `most_seconds` on roughly."""
+        """What no plan over these cuts under this limit costs less than; of what is above `most_seconds` no more."""
         if self.is_late():
             return np.inf
         if self.share * limit not in self.bounds_seconds:
