@@ -106,7 +106,7 @@ def test_what_stages_of_some_configurations_cost_is_there_when_those_are_asked_f
 
 @pytest.mark.parametrize("schedule", SEARCHED)
 def test_no_better_plan_has_a_bottleneck_below_the_least_one(schedule: str) -> None:
-    """Every plan is tried; where one device of many can run, and all cost alike, it is their share of all layers."""
+    """Every plan is tried."""
     looked = 0
     for seed in range(30):
         problem = replace(small(seed), schedule=schedule)

@@ -186,7 +186,7 @@ class Leveled:
         relaxed, states = self._relaxed, self._states(known)
         known = replace(known, states=states, about_seconds=np.inf)
         levels = self._levels(states, limit)
-        for times in _LESS:
+        for times in _LESS if relaxed.seconds_CL1[:, -1].any() else _LESS[:1]:  # of prices alone less says the same
             prices_R = times * known.prices_R
             ways = self._ways(states, prices_R)
             plan = self._cheapest(limit, ways, levels, prices_R) if states.alive_NL1[:, 0].any() else None
