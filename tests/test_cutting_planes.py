@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linprog
 
 from dejavu.search.coarse.ranges import Sought
-from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PricedPlan
+from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PlansMet, PricedPlan
 
 SEEDS = range(12)
 MOST_PRICE = 50.0
@@ -104,6 +104,26 @@ def test_nearest_prices_are_no_further_than_the_best(seed: int) -> None:
         assert bound >= cutoff
         spent[is_near] = float(count_T @ prices_T)
     assert spent[True] <= spent[False] * (1 + 1e-6) + 1e-9
+
+
+def test_a_plan_that_is_met_again_is_known_once_and_is_the_last_one() -> None:
+    met, use_T = PlansMet(), np.array([1, 2])
+    plans = [
+        PricedPlan(1.0 + 1e-12 * turn, 2.0, use_T, np.array([[k], [0], [4]])) for turn in (0, 1) for k in (0, 1, 2)
+    ]
+    for plan in [
+        *plans,
+        plans[1],
+        PricedPlan(3.0, 2.0, use_T),
+        PricedPlan(3.0, 2.0, use_T),
+        PricedPlan(4.0, 2.0, use_T),
+    ]:
+        met.add(plan)
+    kept = met.latest(10)
+    assert [plan.sum_seconds for plan in kept[:2]] == [4.0, 3.0]
+    stages = [plan.stages_3S for plan in kept[2:]]
+    assert [int(how_3S[0, 0]) for how_3S in stages if how_3S is not None] == [1, 2, 0]
+    assert met.latest(2) == kept[:2]
 
 
 def test_the_end_leaves_nobody_waiting() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,46 @@ def test_the_sum_under_one_limit_holds_of_all_ranges_below_it_also_of_those_that
     assert {part.low: part.bound for part in ranges.left} == pytest.approx(
         {0.0: 4 * unit, unit: 5 * unit, 2 * unit: 6 * unit, 3 * unit: 3 * unit}
     )
+
+
+def test_of_limits_in_any_order_the_most_is_known_that_any_of_them_says() -> None:
+    problem = heterogeneous(3, num_types=2, num_devices=9, num_layers=14)
+    best = with_plan(problem, solved(Exact().run(problem)).plan)
+    known = Kept(np.arange(1), np.zeros(15, dtype=np.int64), np.zeros(1))
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        said = [(float(limit), float(sum_seconds)) for limit, sum_seconds in rng.integers(1, 9, (12, 2))]
+        ranges = Ranges(best)
+        ranges.left = [Range(float(bound), k, k, k + 1.0, known) for k, bound in enumerate(rng.integers(1, 9, 8))]
+        at_first = [part.bound for part in ranges.left]
+        for count, (limit, sum_seconds) in enumerate(said, 1):
+            ranges.know(limit, sum_seconds)
+            for part, bound in zip(ranges.left, at_first, strict=True):
+                sums = [seconds for limit, seconds in said[:count] if limit >= part.high]
+                assert part.bound == max([bound, *(part.low + seconds for seconds in sums)]), (seed, count)
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+def test_a_proof_of_few_layers_looks_at_few_ranges(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slivers of a range, and beams that each prove a percent more, came to thousands."""
+    looked = [0]
+
+    def counted(search: WindowedBound, *asked: Any) -> list[Range]:
+        looked[-1] += 1
+        return split(search, *asked)
+
+    split = WindowedBound.split
+    monkeypatch.setattr(WindowedBound, "split", counted)
+    for seed in (3, 13, 16, 22, 24, 54):
+        problem = replace(small(seed), schedule=schedule)
+        problem = replace(problem, max_stages=1 + seed % 3 if seed % 2 else problem.max_stages)
+        result = answer(Exhaustive(), problem)
+        if result is None:
+            continue
+        looked.append(0)
+        bound = WindowedBound(problem, with_plan(problem, result.plan)).prove(1e-3)
+        assert (1 - 2e-3) * result.step_seconds <= bound <= result.step_seconds * (1 + 1e-9), seed
+    assert len(looked) > 4 and 10 < max(looked) < 400, looked
 
 
 def test_a_beam_that_has_no_more_time_proves_nothing() -> None:

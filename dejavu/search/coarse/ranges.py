@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event
@@ -48,7 +49,7 @@ class Ranges:
         self.left: list[Range] = []
         self.target, self._gap, self._most_seconds, self._until = 0.0, 0.0, np.inf, Event()
         self._expected_seconds = np.inf
-        self._sums: list[tuple[float, float]] = []  # see `know`
+        self._limits, self._sums = list[float](), list[float]()  # see `know`: ascending, and then descending
         self._num_looked_at, self._is_closed, self.is_late = 0, False, False
 
     def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
@@ -85,13 +86,21 @@ class Ranges:
     def know(self, limit: float, sum_seconds: float) -> None:
         """No plan with a bottleneck up to this limit has a lower Σ: those of a range cost that and its lower end."""
         with self._changed:
-            self._sums.append((limit, sum_seconds))
-            self._raise(self.left)
+            end = bisect_left(self._limits, limit)
+            if end < len(self._sums) and self._sums[end] >= sum_seconds:
+                return  # as much is known under a higher limit
+            begin = end
+            while begin > 0 and self._sums[begin - 1] <= sum_seconds:
+                begin -= 1
+            end += self._limits[end : end + 1] == [limit]
+            self._limits[begin:end], self._sums[begin:end] = [limit], [sum_seconds]
+            self._raise(part for part in self.left if part.high <= limit)
 
     def _raise(self, ranges: Iterable[Range]) -> None:
         for part in ranges:
-            known = max((seconds for limit, seconds in self._sums if limit >= part.high), default=0.0)
-            part.bound = max(part.bound, known + part.low)
+            place = bisect_left(self._limits, part.high)
+            known_seconds = self._sums[place] if place < len(self._sums) else 0.0
+            part.bound = max(part.bound, known_seconds + part.low)
 
     def uncap(self) -> None:
         """More may be proved."""

@@ -22,7 +22,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windows
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PricedPlan
+from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PlansMet, PricedPlan
 from dejavu.search.shared.options import link_classes
 
 Ints = NDArray[np.int64]
@@ -264,7 +264,7 @@ class Relaxed:
         )
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
-        self.met: list[PricedPlan] = []
+        self.met = PlansMet()
 
     def at_cuts(self, cuts: Ints) -> Relaxed:
         """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
@@ -295,7 +295,7 @@ class Relaxed:
         idle, links = copy(self), self.links
         idle.seconds_CL1 = np.zeros_like(self.seconds_CL1)
         idle.links = links._replace(latency_AA=0.0 * links.latency_AA, per_byte_AA=0.0 * links.per_byte_AA)
-        idle.planes, idle.met, idle.most_price, idle.size_seconds = self.planes.anew(), [], 1.0, 1.0
+        idle.planes, idle.met, idle.most_price, idle.size_seconds = self.planes.anew(), PlansMet(), 1.0, 1.0
         return idle
 
     @property

@@ -337,40 +337,49 @@ class WindowedBound:
         known, bound, missing, cutoff = at.known, at.bound, 0.0, self._ranges.final_target - at.low
         if known.states is None:
             known = self._without_dear(self._beginning(leveled, known, at.high, cutoff), at.high, cutoff)
-        through = None
+        through, is_stuck = None, False
         for _ in range(_MOST_PASSES):
             if known.about_seconds - known.sum_seconds > _PRECISE * target:  # else better prices prove no more
-                known = leveled.closer(known, at.high, cutoff, target - at.low)
+                before, known = known, leveled.closer(known, at.high, cutoff, target - at.low)
                 through = known.through
                 if through is not None and through.cutoff == np.inf:
                     self._through.append((at.high, through))
                 has_plans = known.sum_seconds < cutoff
                 self._met.append(leveled.what_was_met(at.high, known)._replace(has_plans=has_plans))
-                known = replace(known, through=None)
+                known, is_stuck = replace(known, through=None), _is_as_before(known, before)
             bound = max(bound, min(target, known.sum_seconds + at.low))
             self._ranges.know(at.high, min(known.sum_seconds, known.cutoff))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]
-            missing = target - at.low - known.about_seconds
+            is_for_beams = is_stuck and self._beams.are_few(known, leveled)  # better prices than planes allow are slow
+            reached = known.sum_seconds if is_for_beams else known.about_seconds
+            missing = target - at.low - reached
             is_proved_above = at.high - (target - known.sum_seconds) > _WORTH * (at.high - at.low)
             if missing > 0 or is_proved_above:
                 break
         self._beams.look(known, at.high, leveled, WIDER_GAPS if at.high == self._least_at else (GAP,))
-        if missing > 0 and known.about_seconds + at.high < target * (1 + 0.5 * self._ranges.step):
-            return self._beyond_prices(replace(at, bound=bound), target, replace(known, through=through), leveled)
+        if missing > 0 and reached + at.high < target * (1 + 0.5 * self._ranges.step):
+            known = replace(known, through=through)
+            return self._beyond_prices(replace(at, bound=bound), target, known, reached + at.high, leveled)
         if at.high - at.low <= _NARROW * target:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
         return self._parts(at, target, replace(known, through=through), missing if missing > 0 else target - bound)
 
-    def _beyond_prices(self, at: Range, target: float, known: Kept, leveled: Leveled) -> list[Range]:
-        """A range that no prices prove, however narrow: a beam may, of a narrow one where few states are left."""
-        width, about_seconds = at.high - at.low, known.about_seconds + at.high
+    def _beyond_prices(
+        self, at: Range, target: float, known: Kept, about_seconds: float, leveled: Leveled
+    ) -> list[Range]:
+        """A range that no prices prove, however narrow: a beam may, of a narrow one where few states are left.
+
+        Args:
+            about_seconds: what prices prove of plans at its upper end.
+        """
+        width = at.high - at.low
         are_few = self._beams.are_few(known, leveled)
         if are_few and width > GAP * target:
             return self._parts(at, target, known, 0.5 * width)
         raised, bound, is_done = known, at.bound, False
         if are_few:
-            raised = self._beams.raised(known, at.high, leveled)
+            raised = self._beams.raised(known, at.high, leveled, target - at.low)
             bound = max(bound, min(target, raised.sum_seconds + at.low))
             is_enough = bound >= target or raised.sum_seconds - known.sum_seconds > _GROWN * target
             if not is_enough and width > _SURE * target:
@@ -432,6 +441,11 @@ class WindowedBound:
         if through is None or known.states is None or up_seconds <= 0:
             return known
         return replace(known, states=through.below(cutoff).among(known.states), cutoff=cutoff)
+
+
+def _is_as_before(known: Kept, before: Kept) -> bool:
+    """Whether prices have proved no more and found no less than was known: the next ones are the same."""
+    return known.sum_seconds <= before.sum_seconds and known.about_seconds >= before.about_seconds < np.inf
 
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:

@@ -5,8 +5,10 @@ Letters: T = device types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +44,31 @@ class PricedPlan:
     def bound_seconds(self, prices_T: Floats, count_T: NDArray[np.int64]) -> float:
         """What no plan within these counts has a lower Σ than, where this one is the cheapest at these prices."""
         return self.sum_seconds + float((self.use_T - count_T) @ prices_T)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal where it is the same plan: its stages, or what is known of it."""
+        if self.stages_3S is not None:
+            return self.stages_3S.tobytes()
+        return self.sum_seconds, self.bottleneck_seconds, self.use_T.tobytes()
+
+
+class PlansMet:
+    """The plans that prices brought forth so far, each once. Everything here may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._plans = Lock(), dict[Hashable, PricedPlan]()
+
+    def add(self, plan: PricedPlan) -> None:
+        """Have it as the last one, whether it was met before or not."""
+        with self._lock:
+            self._plans.pop(plan.key, None)
+            self._plans[plan.key] = plan
+
+    def latest(self, most: int) -> list[PricedPlan]:
+        """So many of them, the last one first."""
+        with self._lock:
+            return list(islice(reversed(self._plans.values()), most))
 
 
 class Bounded(NamedTuple):
@@ -87,11 +114,11 @@ class CuttingPlanes:
     smoothing: float = 0.0
     patience: float = 0.0
     is_near: bool = False
-    known: list[PricedPlan] = field(default_factory=list)
+    known: PlansMet = field(default_factory=PlansMet)
 
     def anew(self) -> CuttingPlanes:
         """The same, which has met no plans."""
-        return replace(self, known=[])
+        return replace(self, known=PlansMet())
 
     def bound(
         self,
@@ -113,7 +140,7 @@ class CuttingPlanes:
             is_late: whether to stop with what there is.
         """
         best, best_prices, top = -np.inf, prices_T, np.inf
-        known = [plan for plan in self.known[-_MOST_LOOKED_AT:] if allows(plan)][-_MOST_PLANES:]
+        known = list(islice(filter(allows, self.known.latest(_MOST_LOOKED_AT)), _MOST_PLANES))[::-1]
         bounds = [(-most_price if t < self.num_signed else 0.0, most_price) for t in range(len(self.count_T))]
         for _ in range(enough.most_rounds):
             plan = cheapest(prices_T)
@@ -125,7 +152,7 @@ class CuttingPlanes:
             if best >= cutoff or is_late():
                 break
             known.append(plan)
-            self.known.append(plan)
+            self.known.add(plan)
             planes = _Planes.of(known, self.count_T, bounds)
             proposed = planes.best()
             if proposed is None:

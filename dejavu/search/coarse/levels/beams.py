@@ -23,6 +23,7 @@ _WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
+_FEWEST_STATES = 5_000  # of which it takes so little that wider ones follow at once
 _NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _APART = 0.005  # of their sum, limits whose beams meet different plans
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for
@@ -46,16 +47,30 @@ class Beams:
 
     def are_few(self, known: Kept, leveled: Leveled) -> bool:
         """Whether so few states are left that a beam is quick; False where none can be."""
-        return leveled.has_beams and known.states is not None and int(known.states.alive_NL1.sum()) <= _FEW_STATES
+        return leveled.has_beams and _num_states(known) <= _FEW_STATES
 
-    def raised(self, known: Kept, limit: float, leveled: Leveled) -> Kept:
-        """With what a beam proves of the plans whose Σ is next to the bound, all or many of which it keeps."""
-        cutoff = min(known.cutoff, known.sum_seconds + GAP * self._best.step_seconds)
-        plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width, until_seconds=self._until_seconds)
-        if plan is not None and self._improve is not None:
-            self._improve(plan)
-        self.is_narrow = self.is_narrow or (plan is None and -math.inf < least_seconds < cutoff)
-        return replace(known, sum_seconds=max(known.sum_seconds, least_seconds))
+    def raised(self, known: Kept, limit: float, leveled: Leveled, wanted_seconds: float) -> Kept:
+        """With what beams prove of the plans whose Σ is next to the bound, all or many of which they keep.
+
+        Of very few states one after the other, each twice as far from the bound, until one has left plans out or met
+        one.
+
+        Args:
+            wanted_seconds: a Σ that is enough.
+        """
+        gap_seconds = GAP * self._best.step_seconds
+        while True:
+            cutoff, until_seconds = min(known.cutoff, known.sum_seconds + gap_seconds), self._until_seconds
+            plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width, until_seconds=until_seconds)
+            if plan is not None and self._improve is not None:
+                self._improve(plan)
+            self.is_narrow = self.is_narrow or (plan is None and -math.inf < least_seconds < cutoff)
+            has_room = plan is None and known.sum_seconds < cutoff <= least_seconds
+            known = replace(known, sum_seconds=max(known.sum_seconds, least_seconds))
+            is_enough = cutoff >= min(wanted_seconds, known.cutoff) or _num_states(known) > _FEWEST_STATES
+            if not has_room or is_enough or self._best.remaining_seconds < 0:
+                return known
+            gap_seconds *= 2
 
     def look(self, known: Kept, limit: float, leveled: Leveled, gaps: Sequence[float] = (GAP,)) -> None:
         """Look for a plan that is better than the best, of states that are next to the bound; until one is met."""
@@ -85,3 +100,7 @@ class Beams:
     def _has_looked(self, limit: float, gap: float) -> bool:
         """Whether at this limit, or at one that is as good as the same."""
         return any(gap == other_gap and apart(limit, other) < _APART for other, other_gap in self._looked)
+
+
+def _num_states(known: Kept) -> float:
+    return math.inf if known.states is None else float(known.states.alive_NL1.sum())

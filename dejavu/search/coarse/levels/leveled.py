@@ -192,7 +192,7 @@ class Leveled:
             plan = self._cheapest(limit, ways, levels, prices_R) if states.alive_NL1[:, 0].any() else None
             if plan is None:
                 return replace(known, sum_seconds=np.inf)
-            self._planes.known.append(plan)
+            self._planes.known.add(plan)
             sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
             if sum_seconds > 0.0:
                 break
