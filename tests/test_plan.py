@@ -242,8 +242,8 @@ def test_both_forms_of_costs_agree_to_the_last_bit(seed: int) -> None:
                     assert dense.max_in_flight(start, stop, c) == form.max_in_flight(start, stop, c)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)  # one after the other of each schedule,
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)  # whose lists of actions are kept meanwhile
 def test_every_schedule_does_what_it_says(schedule: Schedule, case: Callable[[Schedule], None]) -> None:
     case(schedule)
 
