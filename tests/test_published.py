@@ -172,6 +172,15 @@ def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert "why" not in free
 
 
+def test_where_no_plan_is_found_it_is_said_what_the_sources_own_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
+    found = [replace(predict(training)[0], fits=False, memory_gib=129.4)]
+    monkeypatch.setattr(best_plans, "predict", lambda *_, **__: found)
+    assert "129 GiB" in best_plans.none(training)["why"]
+    found.append(replace(found[0], fits=True))
+    assert best_plans.none(training)["why"] == "the source's is predicted to fit, and no plan was met"
+
+
 @pytest.mark.parametrize(
     "fits, faster, said",
     [

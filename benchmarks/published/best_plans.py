@@ -38,7 +38,7 @@ def rows_of(training: Training) -> list[dict[str, Any]]:
             "source_tp_pp_dp": _degrees(*theirs, training.zero_level),
         }
         if choice is None:
-            rows.append(row | {"ours_tp_pp_dp": "none fits", "same_shape": False, "why": "no plan is predicted to fit"})
+            rows.append(row | {"ours_tp_pp_dp": "none fits", "same_shape": False} | (none(training) if limited else {}))
             continue
         shape = shape_of(choice.plan)
         tokens = training.batch_size * training.model.sequence_length / choice.simulated_seconds / training.num_devices
@@ -60,13 +60,29 @@ def rows_of(training: Training) -> list[dict[str, Any]]:
 
 def _beside_the_sources(training: Training, choice: Choice) -> dict[str, Any]:
     """The source's own plan, priced in the same way, and why the best one is another."""
-    predictions = predict(training, hides_sums=True)
-    theirs = min(predictions, key=lambda one: (not one.fits, one.step_seconds))
+    theirs = _the_sources(training)
     return {
         "source_step_s": theirs.step_seconds,
         "faster_percent": 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0),
         "why": why(training, choice, theirs),
     }
+
+
+def _the_sources(training: Training) -> Prediction:
+    return min(predict(training, hides_sums=True), key=lambda one: (not one.fits, one.step_seconds))
+
+
+def none(training: Training) -> dict[str, Any]:
+    """What is said where no plan was found: what is predicted of the source's own."""
+    theirs = _the_sources(training)
+    why = (
+        "the source's is predicted to fit, and no plan was met" if theirs.fits else f"none fits, and {too_much(theirs)}"
+    )
+    return {"source_step_s": theirs.step_seconds, "why": why}
+
+
+def too_much(theirs: Prediction) -> str:
+    return f"the source's is predicted not to fit: {theirs.memory_gib:.0f} GiB on the fullest device"
 
 
 def why(training: Training, choice: Choice, theirs: Prediction) -> str:
@@ -75,7 +91,7 @@ def why(training: Training, choice: Choice, theirs: Prediction) -> str:
     if shape_of(plan) == (training.tensor_parallel, training.pipeline_parallel, training.data_parallel):
         return ""
     if not theirs.fits:
-        return f"the source's is predicted not to fit: {theirs.memory_gib:.0f} GiB on the fullest device"
+        return too_much(theirs)
     faster_percent = 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0)
     if faster_percent < 0:
         return f"the source's is predicted {-faster_percent:.1f} % faster, and was not met"
