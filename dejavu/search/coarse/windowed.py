@@ -351,7 +351,7 @@ class WindowedBound:
             self._ranges.know(at.high, min(known.sum_seconds, known.cutoff))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]
-            is_for_beams = is_stuck and self._beams.are_few(known, leveled)  # better prices than planes allow are slow
+            is_for_beams = is_stuck and self._beams.are_few(known, leveled)  # prices prove no more, a beam may
             reached = known.sum_seconds if is_for_beams else known.about_seconds
             missing = target - at.low - reached
             is_proved_above = at.high - (target - known.sum_seconds) > _WORTH * (at.high - at.low)
