@@ -170,7 +170,7 @@ def test_of_limits_in_any_order_the_most_is_known_that_any_of_them_says() -> Non
 
 @pytest.mark.parametrize("schedule", SEARCHED)
 def test_a_proof_of_few_layers_looks_at_few_ranges(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slivers of a range, and beams that each prove a percent more, came to thousands."""
+    """Slivers of a range, and beams that each prove a percent more, came to 1,647 of one problem."""
     looked = [0]
 
     def counted(search: WindowedBound, *asked: Any) -> list[Range]:

@@ -14,8 +14,9 @@ from benchmarks.published.__main__ import outside_percent, row_of, run
 from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
-from dejavu.planning import Planner, PlanRequest
+from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.planning.prices import Prices
+from dejavu.plans import Infeasible
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 
@@ -173,12 +174,16 @@ def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_no_plan_is_found_it_is_said_what_the_sources_own_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
-    found = [replace(predict(training)[0], fits=False, memory_gib=129.4)]
-    monkeypatch.setattr(best_plans, "predict", lambda *_, **__: found)
-    assert "129 GiB" in best_plans.none(training)["why"]
-    found.append(replace(found[0], fits=True))
-    assert best_plans.none(training)["why"] == "the source's is predicted to fit, and no plan was met"
+    training = next(one for one in TRAININGS if one.name == "GPT 530B, full recomputation")
+    monkeypatch.setattr(best_plans, "BUDGET_SECONDS", 1.0)
+    answer = best_plans._planned(training, limited=True)
+    assert not isinstance(answer, Choice)
+    row = best_plans.without_plan(training, answer)
+    assert row["ours_tp_pp_dp"] == ("none fits" if isinstance(answer, Infeasible) else "none was met")
+    assert row["why"].startswith(f"{row['ours_tp_pp_dp']}; the source's is predicted not to fit: ")
+    fits = [replace(one, fits=True) for one in predict(training)]
+    monkeypatch.setattr(best_plans, "predict", lambda *_, **__: fits)
+    assert best_plans.without_plan(training, answer)["why"].endswith("; the source's is predicted to fit")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from benchmarks.published.trainings import Training
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.planning.prices import Prices
-from dejavu.plans import NoPlanError, Plan, StageConfiguration
+from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, StageConfiguration
 
 BUDGET_SECONDS = 10.0
 THEIRS, EVERYTHING = "what the source could do", "everything"
@@ -37,8 +37,8 @@ def rows_of(training: Training) -> list[dict[str, Any]]:
             "allowed": THEIRS if limited else EVERYTHING,
             "source_tp_pp_dp": _degrees(*theirs, training.zero_level),
         }
-        if choice is None:
-            rows.append(row | {"ours_tp_pp_dp": "none fits", "same_shape": False} | (none(training) if limited else {}))
+        if not isinstance(choice, Choice):
+            rows.append(row | {"same_shape": False} | without_plan(training, choice))
             continue
         shape = shape_of(choice.plan)
         tokens = training.batch_size * training.model.sequence_length / choice.simulated_seconds / training.num_devices
@@ -72,16 +72,15 @@ def _the_sources(training: Training) -> Prediction:
     return min(predict(training, hides_sums=True), key=lambda one: (not one.fits, one.step_seconds))
 
 
-def none(training: Training) -> dict[str, Any]:
-    """What is said where no plan was found: what is predicted of the source's own."""
+def without_plan(training: Training, answer: Infeasible | NotFound) -> dict[str, Any]:
+    """Whether none fits or none was met, and what is predicted of the source's own plan."""
+    said = "none fits" if isinstance(answer, Infeasible) else "none was met"
     theirs = _the_sources(training)
-    why = (
-        "the source's is predicted to fit, and no plan was met" if theirs.fits else f"none fits, and {too_much(theirs)}"
-    )
-    return {"source_step_s": theirs.step_seconds, "why": why}
+    why = f"{said}; " + ("the source's is predicted to fit" if theirs.fits else shortage(theirs))
+    return {"ours_tp_pp_dp": said, "source_step_s": theirs.step_seconds, "why": why}
 
 
-def too_much(theirs: Prediction) -> str:
+def shortage(theirs: Prediction) -> str:
     return f"the source's is predicted not to fit: {theirs.memory_gib:.0f} GiB on the fullest device"
 
 
@@ -91,7 +90,7 @@ def why(training: Training, choice: Choice, theirs: Prediction) -> str:
     if shape_of(plan) == (training.tensor_parallel, training.pipeline_parallel, training.data_parallel):
         return ""
     if not theirs.fits:
-        return too_much(theirs)
+        return shortage(theirs)
     faster_percent = 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0)
     if faster_percent < 0:
         return f"the source's is predicted {-faster_percent:.1f} % faster, and was not met"
@@ -128,7 +127,7 @@ def _degrees(tensor: int, pipeline: int, data: int, zero_level: int) -> str:
     return f"{tensor}·{pipeline}·{data}" + (f" ZeRO-{zero_level}" if zero_level and data > 1 else "")
 
 
-def _planned(training: Training, *, limited: bool) -> Choice | None:
+def _planned(training: Training, *, limited: bool) -> Choice | Infeasible | NotFound:
     workload = workload_of(training, num_microbatches=1)
     spread, schedules = None, tuple[str, ...]()
     if limited and training.zero_level:
@@ -149,5 +148,5 @@ def _planned(training: Training, *, limited: bool) -> Choice | None:
         beside = limited and training.beside_products
         prices = Prices(request, graph_at=graph_at, num_forks=planner.num_workers, sends_beside_products=beside)
         return planner.plan(request, prices)
-    except NoPlanError:
-        return None
+    except NoPlanError as error:
+        return error.answer
