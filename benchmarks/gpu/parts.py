@@ -17,6 +17,7 @@ from benchmarks.gpu.site import Site
 from dejavu.binding import bind
 from dejavu.cost.estimates import MEASURED, PASSES
 from dejavu.cost.kernels.calibration import calibration_kernels
+from dejavu.cost.priced_problem import as_planned
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
@@ -32,9 +33,11 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.simulation import simulate_plan
 from dejavu.workload import OptimizerSettings
 
-STEPS = 8  # of each schedule's training; the first ones do not count
+STEPS = 6  # of each schedule's training; the first ones do not count
+ALONE, TOGETHER = "steps", "pipelines"  # parts: the whole model on one rank, and on `NUM_RANKS`
 TRAINED_STEPS = 12  # of the training through the launcher
 PLANNING_SECONDS = 5.0
+SEARCH_SECONDS = 3.0  # for each number of restarts
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,24 @@ class Campaign:
     def parts(self, timetable: Timetable) -> list[Part]:
         """Return the parts in their order; a part's time is what is left when those before it have ended."""
         return [
-            Part("calibration", 0.15, 20.0, self._calibrating),
-            Part("predictions", 0.35, 10.0, lambda: self._each(self._predict)),
-            Part("layers", 0.55, 15.0, lambda: self._each(self._measure_layers)),
-            Part("messages", 0.60, 10.0, lambda: [Unit(f"{NUM_RANKS} ranks", self._measure_messages)]),
-            Part("pipelines", 0.88, 25.0, lambda: self._each(partial(self._train_pipelines, timetable))),
-            Part("trainings", 0.96, 20.0, lambda: self._each(self._train, self.asked[:1])),
-            Part("kernels", 1.0, 15.0, lambda: self._each(self._measure_kernels)),
+            Part("calibration", 0.10, 20.0, self._calibrating),
+            Part("predictions", 0.15, 5.0, lambda: self._each(self._predict)),
+            Part("layers", 0.40, 15.0, lambda: self._each(self._measure_layers)),
+            Part(ALONE, 0.50, 15.0, lambda: self._by_precision(partial(self._train_steps, timetable, ALONE))),
+            Part("messages", 0.52, 5.0, lambda: [Unit(f"{NUM_RANKS} ranks", self._measure_messages)]),
+            Part(TOGETHER, 0.78, 25.0, lambda: self._by_precision(partial(self._train_steps, timetable, TOGETHER))),
+            Part("trainings", 0.87, 20.0, lambda: self._each(self._train, self.asked[:1])),
+            Part("searches", 0.93, 15.0, lambda: [Unit("restarts at once", self._search)]),
+            Part("kernels", 1.0, 10.0, lambda: self._each(self._measure_kernels)),
         ]
 
     def _each(self, work: Callable[[Question], None], asked: Sequence[Question] | None = None) -> list[Unit]:
         return [Unit(str(one), partial(work, one)) for one in asked or self.asked]
+
+    def _by_precision(self, work: Callable[[Sequence[Question]], None]) -> list[Unit]:
+        """Return units of one launch each: ranks take seconds to start."""
+        precisions = dict.fromkeys(one.precision for one in self.asked)
+        return [Unit(name, partial(work, [one for one in self.asked if one.precision == name])) for name in precisions]
 
     def _calibrating(self) -> list[Unit]:
         kernels = [one for one in calibration_kernels(self.site.device) if can_measure(one)]
@@ -118,9 +128,10 @@ class Campaign:
         self.blind[str(question), "layers"] = self.results.predict(
             f"{question}: layers, from micro-benchmarks", self._layer_rows(question, prices)
         )
-        self.blind[str(question), "pipelines"] = self.results.predict(
-            f"{question}: steps, from micro-benchmarks", self._step_rows(question, prices)
-        )
+        for part in (ALONE, TOGETHER):
+            self.blind[str(question), part] = self.results.predict(
+                f"{question}: {part}, from micro-benchmarks", self._step_rows(question, prices, part)
+            )
 
     def _layer_rows(self, question: Question, prices: Prices) -> list[Row]:
         count = question.workload.num_microbatches
@@ -148,26 +159,31 @@ class Campaign:
                     )
         return rows
 
-    def _step_rows(self, question: Question, prices: Prices) -> list[Row]:
+    def _step_rows(self, question: Question, prices: Prices, part: str) -> list[Row]:
         count = question.workload.num_microbatches
         priced = prices.priced(count)
-        return [
-            {
-                "part": "pipelines",
-                "model": question.model,
-                "precision": question.precision,
-                "what": plan.schedule,
-                "seconds": simulate_plan(priced, plan, self.site.places).step_seconds,
-                "low_seconds": None,
-                "high_seconds": None,
-                "source": str(max(sources, key=sources.__getitem__)),
-            }
-            for plan in self._plans(question, prices.graph_of(count))
-            if (sources := Counter(prices.table_of(count).sources.tolist()))
-        ]
+        rows: list[Row] = []
+        for plan in self._plans(question, prices.graph_of(count), part):
+            places = self.site.places[: len(plan.ranks)]
+            simulated = simulate_plan(priced, plan, places)
+            rows.append(
+                {
+                    "part": part,
+                    "model": question.model,
+                    "precision": question.precision,
+                    "what": plan.schedule if part == TOGETHER else "one rank",
+                    "seconds": simulated.step_seconds,
+                    "low_seconds": None,
+                    "high_seconds": None,
+                    "predicted_peak_gib": max(simulated.peak_bytes) / 2**30,
+                    "source": Counter(prices.table_of(count).sources.tolist()).most_common(1)[0][0],
+                }
+            )
+        return rows
 
-    def _plans(self, question: Question, graph: Graph) -> list[Plan]:
-        return list(question.plans(len(graph.layers), self.site.device.name))
+    def _plans(self, question: Question, graph: Graph, part: str) -> list[Plan]:
+        name, num_layers = self.site.device.name, len(graph.layers)
+        return [question.whole(num_layers, name)] if part == ALONE else list(question.plans(num_layers, name))
 
     def _measure_layers(self, question: Question) -> None:
         """Measure every layer as `dejavu profile` does, and compare with what was predicted."""
@@ -193,39 +209,43 @@ class Campaign:
     def _measure_messages(self) -> None:
         self._keep(measure_link(self.site.device.name))
 
-    def _train_pipelines(self, timetable: Timetable, question: Question) -> None:
-        """Train under every schedule, on ranks that start once; predicted twice before: blind, and from the layers."""
+    def _train_steps(self, timetable: Timetable, part: str, asked: Sequence[Question]) -> None:
+        """Train on ranks that start once; every step is predicted twice before: blind, and from the layers."""
         from benchmarks.pipeline.ranks import train_in_turn
 
-        blind = self.blind.get((str(question), "pipelines"))
-        if blind is None:
-            raise LookupError("its steps were not predicted, so they are not measured: predictions come first")
-        prices = self._prices(question)
-        count = question.workload.num_microbatches
-        informed = self.results.predict(
-            f"{question}: steps, with what is measured by now", self._step_rows(question, prices)
-        )
-        plans, problem = self._plans(question, prices.graph_of(count)), prices.priced(count).problem
-        jobs = [
-            TrainingJob(
-                question.workload.model_copy(update={"schedule": plan.schedule}),
-                bind(problem, plan, self.site.cluster), Draw(), None, 0, STEPS, "",
+        ready = [question for question in asked if (str(question), part) in self.blind]
+        foretold: list[tuple[Row, Row]] = []
+        jobs: list[TrainingJob] = []
+        for question in ready:
+            prices, count = self._prices(question), question.workload.num_microbatches
+            informed = self.results.predict(
+                f"{question}: {part}, with what is measured by now", self._step_rows(question, prices, part)
             )
-            for plan in plans
-        ]  # fmt: skip
-        trained = train_in_turn(jobs, timeout_seconds=timetable.left_seconds)
-        for first, second, run in zip(blind.rows, informed.rows, trained, strict=True):
+            foretold += zip(self.blind[str(question), part].rows, informed.rows, strict=True)
+            problem = prices.priced(count).problem
+            jobs += [
+                TrainingJob(
+                    question.workload.model_copy(update={"schedule": plan.schedule}),
+                    bind(problem, plan, self.site.cluster), Draw(), None, 0, STEPS, "",
+                )
+                for plan in self._plans(question, prices.graph_of(count), part)
+            ]  # fmt: skip
+        trained = train_in_turn(jobs, timeout_seconds=timetable.left_seconds) if jobs else []
+        first_losses: dict[str, tuple[float, ...]] = {}
+        for (blind, informed_row), run in zip(foretold, trained, strict=True):
+            others = first_losses.setdefault(blind["model"], run.losses)
             finite = all(map(math.isfinite, run.losses))
-            apart = max(abs(a - b) for a, b in zip(run.losses, trained[0].losses, strict=True))
             more = {
-                "from_layers_ms": 1e3 * second["seconds"],
-                "from_layers_difference_percent": 100 * (second["seconds"] / run.median_step_seconds - 1),
+                "from_layers_ms": 1e3 * informed_row["seconds"],
+                "from_layers_difference_percent": 100 * (informed_row["seconds"] / run.median_step_seconds - 1),
                 "backend": self.site.backend,
                 "last_loss": run.losses[-1] if finite else None,
-                "losses_apart": apart if finite else None,
+                "losses_apart": max(abs(a - b) for a, b in zip(run.losses, others, strict=True)) if finite else None,
                 "peak_gib": max(stage.peak_bytes for stage in run.stages) / 2**30,
             }
-            self.results.rows.append(compared(first, run.median_step_seconds, **more))
+            self.results.rows.append(compared(blind, run.median_step_seconds, **more))
+        if without := [str(question) for question in asked if question not in ready]:
+            raise LookupError(f"not measured, because predictions come first and failed: {', '.join(without)}")
 
     def _train(self, question: Question) -> None:
         """Plan, bind, launch and checkpoint as `dejavu run` does, and compare the losses with one process."""
@@ -251,9 +271,7 @@ class Campaign:
                 }
             ],
         )
-        workload = question.workload.model_copy(
-            update={"num_microbatches": choice.plan.num_microbatches, "num_steps": TRAINED_STEPS}
-        )
+        workload = as_planned(question.workload, choice.plan).model_copy(update={"num_steps": TRAINED_STEPS})
         binding = bind(choice.priced.problem, choice.plan, self.site.cluster)
         with tempfile.TemporaryDirectory(prefix="dejavu-gpu-") as folder:
             job = TrainingJob(workload, binding, Draw(), None, 0, TRAINED_STEPS, str(Path(folder) / "run"))
@@ -263,6 +281,13 @@ class Campaign:
         apart = max(abs(a - b) for a, b in zip(alone, result.losses, strict=False))
         more = {"backend": self.site.backend, "last_loss": result.losses[-1], "losses_apart": apart}
         self.results.rows.append(compared(foretold.rows[0], result.step_seconds, **more))
+
+    def _search(self) -> None:
+        """Descend with more and more restarts at once, which is what the search on a GPU is for."""
+        from benchmarks.search.restarts import table
+
+        _, rows, _ = table(num_problems=1, budget_seconds=SEARCH_SECONDS)
+        self.results.searches.extend(rows)
 
     def _measure_kernels(self, question: Question) -> None:
         """Measure the kernels of the question that were not measured yet: rows to ship."""

@@ -15,9 +15,9 @@ from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings,
 NUM_RANKS = 2
 NUM_MICROBATCHES = 4
 LARGE_MEMORY_BYTES = 40 * 2**30  # from here on microbatches are of full size, otherwise of a quarter
-PRECISIONS: dict[str, dict[str, Any]] = {  # the second: weights too; the third: weights and gradients in float32
-    "float32": {},
+PRECISIONS: dict[str, dict[str, Any]] = {  # the first: weights too; the last: weights and gradients in float32
     "bfloat16": {"dtype": "bfloat16"},
+    "float32": {},
     "float16": {"mixed_precision": "float16"},
 }
 ON_A_GPU: dict[str, dict[str, Any]] = {
@@ -70,6 +70,11 @@ class Question:
 
     def __str__(self) -> str:
         return f"{self.model} in {self.precision}"
+
+    def whole(self, num_layers: int, device_type: str) -> Plan:
+        """Return the plan of one rank with all layers."""
+        stage = Stage(0, num_layers, StageConfiguration(device_type))
+        return Plan((stage,), "1f1b", self.workload.num_microbatches)
 
     def plans(self, num_layers: int, device_type: str) -> Iterator[Plan]:
         """Yield a plan of `NUM_RANKS` ranks under each schedule that the planner considers, with even cuts."""

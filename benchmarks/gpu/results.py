@@ -46,6 +46,7 @@ class Results:
         database: of this campaign alone.
         provenance: of every figure.
         done: what became of each unit.
+        searches: rows of `benchmarks.search.restarts`.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Results:
     done: Sequence[Done] = ()
     rows: list[Row] = field(default_factory=list)
     predictions: list[Predictions] = field(default_factory=list)
+    searches: list[Row] = field(default_factory=list)
 
     def predict(self, of: str, rows: Iterable[Row]) -> Predictions:
         """Keep predictions: they are on the disk when this returns."""
@@ -67,6 +69,7 @@ class Results:
     def save(self) -> None:
         """Write all files; a campaign that is cut off keeps what it had."""
         kept = {"predictions": [asdict(one) | {"made_at": one.made_at.isoformat()} for one in self.predictions]}
+        kept["searches"] = self.searches
         write_json(self.path, result_of(self.rows, self.summary()) | kept)
         table, aside = self.database.read(), self.rows_path.with_name(f".{self.rows_path.name}.{os.getpid()}")
         told = {b"provenance": json.dumps(dict(self.provenance)).encode()}

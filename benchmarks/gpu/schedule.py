@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 MARGIN = 1.2  # a unit may take so many times what the one before it took
-CHARACTERS = 500  # of an error
+CHARACTERS = 1500  # of an error
 
 
 class OutOfTimeError(Exception):

@@ -36,6 +36,7 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
+from dejavu.runtime.process.failures import what_failed
 from dejavu.runtime.process.group import join_group
 from dejavu.runtime.process.own_rank import HOST, ranks_on
 from dejavu.runtime.state import start_from_pretrained
@@ -88,7 +89,7 @@ def train_all(jobs: Sequence[TrainingJob], *, only_undisturbed: bool = False) ->
             of fewer ranks are then launched apart, so that none waits beside what is timed.
 
     Raises:
-        RuntimeError: a rank failed; the message has the end of what it said.
+        RuntimeError: a rank failed; the message has its last error, and the file with all that ranks said.
     """
     found: dict[int, Trained] = {}
     left = sorted(range(len(jobs)), key=lambda k: (-len(jobs[k].binding.placements), not _shares_layers(jobs[k])))
@@ -129,7 +130,7 @@ def train_in_turn(
         ways: for each job how its replicas' gradients are summed (`OURS`, `AT_THE_END`, `DDP`); empty: as we do.
 
     Raises:
-        RuntimeError: a rank failed; the message has the end of what it said.
+        RuntimeError: a rank failed; the message has its last error, and the file with all that ranks said.
     """
     deadline = time.monotonic() + timeout_seconds
     ranks: Counter[str] = Counter()
@@ -144,8 +145,10 @@ def train_in_turn(
         ]
         while not all(agent.poll() == 0 for agent in agents):
             if any(agent.poll() for agent in agents) or time.monotonic() > deadline:
-                said = "\n".join(log.read_text()[-4000:] for log in Path(folder).glob("*.log"))
-                raise RuntimeError(f"{ranks.total()} ranks failed, or took over {timeout_seconds:.0f} s:\n{said}")
+                said = "\n".join(log.read_text() for log in Path(folder).glob("*.log"))
+                late = time.monotonic() > deadline
+                how = f"{ranks.total()} ranks" + (f" (over {timeout_seconds:.0f} s)" if late else "")
+                raise RuntimeError(what_failed(how, said))
             time.sleep(POLL_SECONDS)
         return [_trained(json.loads(_row_path(path, number).read_text())) for number in range(len(jobs))]
 
@@ -237,6 +240,9 @@ class _Enough(Exception):
 
 def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
+    if device.type == "cuda":  # what an earlier job left is free again
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     pipeline = Pipeline(job.draw, World.of(job.binding, workload), place, device)
     optimizer = pipeline.make_optimizer()
     for module in pipeline.modules.values() if workload.pretrained else ():

@@ -9,6 +9,7 @@ python -m benchmarks.search --quality --json quality.json
 python -m benchmarks.search --feasibility --problems 100 --seed 0 --json feasibility.json
 python -m benchmarks.search --scales --json scales.json
 python -m benchmarks.search --gradient --problems 21 --seed 900 --json gradient.json
+python -m benchmarks.search --restarts --problems 2 --json restarts.json
 python -m benchmarks.search --growth --json growth.json
 python -m benchmarks.search --workers --json workers.json
 
@@ -37,6 +38,7 @@ TABLES = {
     "quality": ("searches", "budget_seconds"),
     "feasibility": ("searches", "num_problems", "seed", "budget_seconds"),
     "gradient": ("num_problems", "seed", "budget_seconds"),
+    "restarts": ("num_problems", "seed", "budget_seconds"),
     "growth": ("searches", "num_problems", "seed", "budget_seconds"),
     "workers": ("seed", "budget_seconds"),
     "scales": ("searches", "num_problems", "seed", "budget_seconds"),
@@ -53,6 +55,7 @@ def main(
     feasibility: Annotated[bool, typer.Option("--feasibility", help="memory about the least that works")] = False,
     scales: Annotated[bool, typer.Option("--scales", help="the same problems in other units of time")] = False,
     gradient: Annotated[bool, typer.Option("--gradient", help="the same search with and without gradient")] = False,
+    restarts: Annotated[bool, typer.Option("--restarts", help="32 to 4,096 of them at once, on CPU and GPU")] = False,
     growth: Annotated[bool, typer.Option("--growth", help="time by size, an integer program beside `exact`")] = False,
     workers: Annotated[bool, typer.Option("--workers", help="a proof's parts on more and more, on paper")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="few and small problems")] = False,
@@ -70,7 +73,7 @@ def main(
     """Run one of the tables."""
     flags = {"heterogeneous": heterogeneous, "scale": scale, "anytime": anytime, "quality": quality}
     flags |= {"feasibility": feasibility, "scales": scales, "gradient": gradient, "growth": growth}
-    flags |= {"workers": workers}
+    flags |= {"workers": workers, "restarts": restarts}
     asked = [name for name, value in {"cases": cases, "generate": generate, **flags}.items() if value]
     if len(asked) > 1 or (json_path is not None and not asked):
         wanted = ", ".join(f"--{name}" for name in TABLES)

@@ -352,9 +352,9 @@ def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequenc
                 f"torch sees {host.num_gpus} GPUs there; plan again for what is left"
             )
         needed[host.name, index if on_gpu else None] += needed_bytes[rank] if needed_bytes else 0.0
-    for (name, gpu), wanted in needed.items():
+    for (name, gpu), wanted in needed.items() if needed_bytes else ():
         free = by_name[name].free_bytes if gpu is None else by_name[name].free_gpu_bytes[gpu]
-        if needed_bytes and wanted > free:
+        if wanted > free:
             where = f"{name}" if gpu is None else f"device {gpu} of {name}"
             raise LaunchError(
                 f"the ranks on {where} need {units.format_bytes(wanted)} by the prediction; "

@@ -33,6 +33,10 @@ WARMUP_REPEATS = 3
 LEAST_REPEATS = 3
 MOST_REPEATS = 100
 SECONDS_PER_KERNEL = 0.25
+# A GPU waits until the host has launched all repeats: so many clock cycles for what launches take, and some to spare.
+CYCLES_PER_SECOND = 2e9
+SPARE = 2.0
+EVENT_SECONDS = 10e-6  # to record two events
 LEAST_SECONDS = 1e-9  # the clock's own resolution
 
 aten = torch.ops.aten
@@ -140,7 +144,7 @@ def _main() -> None:
 
 
 def time_work(work: Work, device: torch.device) -> list[float]:
-    """Return the seconds of every repeat: CPU time on a CPU, CUDA events on a GPU."""
+    """Return the seconds of every repeat: CPU time on a CPU; on a GPU its own, whatever the host needs to launch it."""
     for _ in range(WARMUP_REPEATS):
         work()
     if device.type == "cuda":
@@ -157,13 +161,19 @@ def time_work(work: Work, device: torch.device) -> list[float]:
 
 
 def _time_on_gpu(work: Work) -> list[float]:
+    """Time repeats that follow each other without a gap, as in a training that keeps its GPU busy.
+
+    A host takes 5 to 25 us to launch a kernel. Were the GPU idle meanwhile, that time would be taken for the kernel's.
+    """
     torch.cuda.synchronize()
     before = time.perf_counter()
     work()
+    launched = time.perf_counter() - before
     torch.cuda.synchronize()
     once = max(time.perf_counter() - before, LEAST_SECONDS)
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(SECONDS_PER_KERNEL / once)))
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    torch.cuda._sleep(int(SPARE * CYCLES_PER_SECOND * repeats * (launched + EVENT_SECONDS)))
     for start, stop in events:
         start.record()
         work()

@@ -208,6 +208,27 @@ class _Clocks(NamedTuple):
     def since(self, start: _Clocks) -> _Clocks:
         return _Clocks(self.seconds - start.seconds, self.processor_seconds - start.processor_seconds)
 
+    def read(self) -> _Clocks:
+        return self
+
+
+class _OnStream(NamedTuple):
+    """Two events on a GPU's stream: the passes of a repeat follow each other without a gap, as in a training.
+
+    What lies between is the GPU's own time, or the host's where that launches more slowly than the GPU works.
+    """
+
+    start: torch.cuda.Event
+    stop: torch.cuda.Event
+
+    def read(self) -> _Clocks:
+        """Wait for the GPU, and return its seconds."""
+        self.stop.synchronize()
+        return _Clocks(self.start.elapsed_time(self.stop) / 1e3, 0.0)
+
+
+_Taken = dict[str, list[_Clocks | _OnStream]]  # by pass
+
 
 def _repeat(
     work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
@@ -217,7 +238,7 @@ def _repeat(
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
     its activations still in the cache and be some per cent too fast. The same holds for a backward pass in two parts.
     """
-    seconds: dict[str, list[_Clocks]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
+    seconds: _Taken = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
     ends = []
     for _ in range(IN_FLIGHT):
         fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
@@ -228,12 +249,10 @@ def _repeat(
     with _timing(seconds["optimizer"]):
         if optimizer:
             optimizer.step()
-    return seconds
+    return {direction: [one.read() for one in taken] for direction, taken in seconds.items()}
 
 
-def _backward(
-    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
-) -> None:
+def _backward(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: _Taken) -> None:
     for _, end in ends:
         arriving = torch.ones_like(end)
         with _timing(seconds["backward"]):
@@ -241,9 +260,7 @@ def _backward(
                 torch.autograd.backward(end, arriving)
 
 
-def _backward_in_parts(
-    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
-) -> None:
+def _backward_in_parts(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: _Taken) -> None:
     waiting = []
     for x, end in ends:
         arriving = [torch.ones_like(end)]
@@ -256,10 +273,17 @@ def _backward_in_parts(
 
 
 @contextmanager
-def _timing(found: list[_Clocks]) -> Iterator[None]:
-    started = _Clocks.now()
-    yield
-    found.append(_Clocks.now().since(started))
+def _timing(found: list[_Clocks | _OnStream]) -> Iterator[None]:
+    if torch.cuda.is_available():
+        events = _OnStream(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        events.start.record()
+        yield
+        events.stop.record()
+        found.append(events)
+    else:
+        started = _Clocks.now()
+        yield
+        found.append(_Clocks.now().since(started))
 
 
 if __name__ == "__main__":

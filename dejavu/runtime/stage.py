@@ -140,6 +140,10 @@ class ReplicatedStage(PipelineStage):
         examples, _, *rest = end.shape
         return (examples, self.slices.lengths[chunk % self.slices.count], *rest)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Say nothing before the first step (asked for by torch < 2.13): messages use the group of all ranks."""
+        return []
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._receives(self.args_recv_info[fwd_chunk_id], self._from_before)
 

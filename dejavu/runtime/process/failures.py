@@ -23,11 +23,14 @@ class RankError(LaunchError):
 
 
 # Without torchrun's own line, which only says that a rank failed.
-_ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")
+_RANK = re.compile(r"\[rank\d+\]: ")  # torch writes it before every line
+_ERROR = re.compile(r"(\[rank\d+\]: )?(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")
 
 
 def what_failed(what: str, said: str) -> str:
     """Describe a process that failed: the last error it wrote, and the file with all its output.
+
+    Of several ranks it is the last of the one that failed first: the others fail because it has gone.
 
     Args:
         what: what failed, such as `measuring layers`.
@@ -35,7 +38,8 @@ def what_failed(what: str, said: str) -> str:
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.fullmatch(line)]
-    last = (errors or lines or ["no output"])[-1]
+    first_rank = next((rank[0] for line in errors if (rank := _RANK.match(line))), "")
+    last = ([line for line in errors if line.startswith(first_rank)] or lines or ["no output"])[-1]
     with tempfile.NamedTemporaryFile("w", prefix="dejavu-failed-", suffix=".log", delete=False) as file:
         file.write(said)
     return f"{what} failed: {last} (full output: {file.name})"

@@ -139,9 +139,16 @@ class Relaxation:
     """
 
     def __init__(
-        self, options: Options, counts_T: Ints, type_G: Ints, taken_G: Ints, step_seconds: float, max_blocks: int
+        self,
+        options: Options,
+        counts_T: Ints,
+        type_G: Ints,
+        taken_G: Ints,
+        step_seconds: float,
+        max_blocks: int,
+        device: str = "",
     ) -> None:
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._step_seconds, self._counts = step_seconds, counts_T
         self._cuts_K1 = _even_cuts(options, max_blocks)
         rows, table = _stages_between(options.stages, options.need_J, step_seconds, self._cuts_K1)
