@@ -166,3 +166,27 @@ def test_published_attention_is_predicted_better_than_by_the_roofline() -> None:
     for name, ways in summary["by_device"].items():
         assert ways["ours"] < 30.0, name
     assert all(row["roofline_percent"] < 0 for row in rows if row["device"] != "RTX4090"), "faster than the peak"
+
+
+@pytest.mark.parametrize(("width", "pads"), [(16, 0), (64, 0), (20, 3)])
+def test_heads_are_padded_only_to_a_multiple_of_eight(width: int, pads: int) -> None:
+    """Flash attention takes heads of whole multiples; torch copies the others into wider ones, and back."""
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 64, width, dtype=torch.bfloat16, requires_grad=True)
+        layer, recorder = AttendsOnGPU(lambda: Attends(is_causal=True)), _Recorder(set())
+        with recorder:
+            output = layer(x)
+            recorder.direction = "backward"
+            output.sum().backward()
+    padded = [one.direction for one in recorder.operators if "pad" in one.kind]
+    assert padded.count("forward") == pads
+    assert output.shape == x.shape
+
+
+def test_a_softmax_that_is_safe_passes_over_its_rows_again() -> None:
+    """Each more kernel of it reads or writes the scores: 3 times read, 2 written, and one byte each for what is −∞."""
+    with FakeTensorMode(), _Recorder(set()) as recorder:
+        torch.ops.aten._safe_softmax(torch.empty(8, 4, 32, 32), -1)
+    (kernel,) = (found for one in recorder.operators if (found := kernel_of(one)) is not None)
+    elements = 8 * 4 * 32 * 32
+    assert (kernel.read_bytes, kernel.written_bytes) == (13 * elements, 9 * elements)

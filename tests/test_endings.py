@@ -147,6 +147,7 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
     [
         ("Traceback (most recent call last):\n  File ...\nIndexError: Target 5 is out of bounds.\n", "IndexError: Tar"),
         ("a warning\nRuntimeError: no\ntorch.x.ChildFailedError: rank 1\n=====\n", "RuntimeError: no"),
+        ("[rank1]: ValueError: mine\n[rank0]: RuntimeError: peer closed\n[rank1]: KeyError: 1\n", "[rank1]: KeyError"),
         ("Killed\n", "Killed"),
         ("", "no output"),
     ],

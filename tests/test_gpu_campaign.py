@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,17 +16,20 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.gpu import ship
-from benchmarks.gpu.questions import NUM_RANKS, questions
+from benchmarks.gpu.questions import NUM_RANKS, Question, questions
 from benchmarks.gpu.results import Results, compared
 from benchmarks.gpu.schedule import Part, Timetable, Unit
 from benchmarks.gpu.site import NoDeviceError, Site, check_cuda
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.init import Draw
+from dejavu.launch.preflight import check_devices
+from dejavu.launch.rendezvous import Host
 from dejavu.plans.schedule import default_schedules
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.kernels import LEAST_REPEATS, time_work
 from dejavu.runtime.process import claim_device
+from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import SHARE_GPUS, backend_of, to_receive, to_send
 from dejavu.runtime.single import train_single
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -131,6 +135,26 @@ def test_measured_rows_ship_with_their_provenance(tmp_path: Path) -> None:
     assert "0 rows added" in ship_to(tmp_path / "shipped", found).output
 
 
+def test_only_kernels_that_other_models_have_ship_with_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers stay behind, and so do sums, whose records do not say which dimension is summed, and what was short."""
+    found, named = results(tmp_path), {"device_type": "H200-SXM-141GB"}
+    found.database.append(
+        [
+            row(kind="operator", subject="a", name="matmul mm", seconds=1e-3, **named),
+            row(kind="operator", subject="b", name="matmul mm", seconds=1e-5, **named),
+            row(kind="operator", subject="c", name="reduction sum", seconds=1e-3, **named),
+            row(kind="layer", subject="d", name="block", direction="forward", seconds=1e-3, **named),
+        ]
+    )
+    found.save()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(_app(), [str(found.rows_path), "--least-microseconds", "60"])
+    assert done.exit_code == 0, done.output
+    assert ProfileDatabase(ship.SHIPPED).read()["subject"].to_pylist() == ["a"]
+
+
 def test_rows_of_a_rehearsal_do_not_ship(tmp_path: Path) -> None:
     found = results(tmp_path, rehearsal=True)
     found.save()
@@ -205,7 +229,42 @@ def test_ranks_beyond_the_gpus_share_them(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.gpu
+def test_a_host_that_launches_slowly_makes_no_kernel_slow() -> None:
+    x = torch.rand(256, device="cuda")
+
+    def launch_late() -> None:
+        time.sleep(2e-4)
+        torch.relu(x)
+
+    assert median(time_work(launch_late, x.device)) < 1e-4
+
+
+@pytest.mark.gpu
 def test_work_on_a_gpu_is_timed_by_its_events() -> None:
     x = torch.rand(256, 256, device="cuda")
     seconds = time_work(lambda: x @ x, x.device)
     assert len(seconds) >= LEAST_REPEATS and all(one > 0 for one in seconds)
+
+
+@pytest.mark.parametrize("needed_bytes", [None, [2**30, 2**30]])
+def test_a_launch_on_gpus_whose_memory_nobody_asked_for_is_checked(
+    needed_bytes: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no memory is predicted, hosts are not asked what their GPUs have free."""
+    monkeypatch.setenv(SHARE_GPUS, "1")
+    job = job_of(question().workload, by_hand("1f1b", even_bounds(4, 2), [one_device()] * 2, 4), 3)
+    free = () if needed_bytes is None else (2**31,)
+    host = Host("localhost", "localhost", "", "lo", 1, 2**34, free, 1, sees_folder=True)
+    check_devices(job, [host], needed_bytes)
+    if needed_bytes:
+        with pytest.raises(LaunchError, match="device 0 of localhost need 4"):
+            check_devices(job, [host], [2 * one for one in needed_bytes])
+
+
+def question() -> Question:
+    return questions(2**37, rehearsal=True)[0]
+
+
+def test_a_plan_of_one_rank_has_every_layer() -> None:
+    plan = question().whole(8, "cpu")
+    assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 8)] and plan.num_microbatches == 4

@@ -17,19 +17,26 @@ from benchmarks.cost import fp16
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
 from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
+from dejavu.cost.kernels.features import MOST_MEMORY_SHARE, WINOGRAD
 from dejavu.cost.kernels.roofline import (
     MATRIX_UNITS,
     PRODUCTS,
+    ROW_STEP_SECONDS,
     KernelRoofline,
+    as_torch_runs,
     has_matrix_units,
+    least_seconds,
     multiplies_by_warpgroups,
 )
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
+from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import family_of, kernel_of, without_family
 from dejavu.graphs.layer_trace import _Recorder
+from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.kernel import Kernel
+from dejavu.workload import OptimizerSettings
 
 GPUS = [device for device in catalogue().values() if device.kind != "cpu"]
 A100 = catalogue()["A100-SXM4-80GB"]
@@ -360,3 +367,66 @@ def test_unknown_kinds_move_their_bytes_and_are_listed() -> None:
 
 def test_families_of_products_need_a_peak() -> None:
     assert set(PRODUCTS) == {"matmul", "convolution", "attention"}
+
+
+def convolution_32() -> Kernel:
+    m, n, k = 131_072, 256, 2304
+    moved = {"read_bytes": 136e6, "written_bytes": 134e6}
+    return Kernel(
+        family="convolution", name="convolution", dtype="float32", m=m, n=n, k=k, flops=2.0 * m * n * k, **moved
+    )
+
+
+@every_gpu
+def test_convolutions_in_float32_run_on_the_matrix_units_that_round(device: DeviceType) -> None:
+    """cuDNN may round to TF32 as torch comes; only devices without such units keep float32's peak."""
+    kernel, seconds = convolution_32(), Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices
+    runs = as_torch_runs(kernel, device)
+    assert (runs.dtype == "tfloat32") == (device.kind == "cuda")
+    (predicted,) = seconds([kernel], device).seconds_K
+    arithmetic = kernel.flops / (
+        device.peak_flops_per_second.get(runs.dtype) or device.peak_flops_per_second["float32"]
+    )
+    fastest = WINOGRAD * (1 if device.kind == "cuda" else 2)  # AMD's matrix units take float32
+    assert predicted >= arithmetic / fastest * (1 - 1e-9)
+
+
+@every_gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_group_normalization_waits_for_its_rows(device: DeviceType, dtype: str) -> None:
+    long, short = (
+        Kernel(
+            family="normalization",
+            name="native_group_norm",
+            dtype=dtype,
+            m=32,
+            n=n,
+            read_bytes=64.0 * n,
+            written_bytes=64.0 * n,
+        )
+        for n in (2**20, 2**10)
+    )
+    least = least_seconds([long, short, elementwise("add", 2**20, 2, dtype)], device)
+    assert least == pytest.approx([2**20 / 512 * ROW_STEP_SECONDS, 2 * ROW_STEP_SECONDS, 0.0])
+    prices = Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices([long, short], device)
+    assert prices.seconds_K[0] >= least[0] and (prices.low_seconds_K <= prices.seconds_K).all()
+    assert (prices.seconds_K <= prices.high_seconds_K).all()
+
+
+@every_gpu
+def test_what_outgrows_the_cache_never_passes_at_the_peak(device: DeviceType) -> None:
+    """The most that element-wise kernels of eleven devices reached is 0.93 of it."""
+    sizes = [int(factor * (device.cache_bytes or 6 << 20) / 12) for factor in (5, 16, 64)]
+    kernels = [elementwise("add", size, 2, "float32") for size in sizes]
+    seconds_K = Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices(kernels, device).seconds_K
+    traffic_K = np.array([one.read_bytes + one.written_bytes for one in kernels]) / device.memory_bytes_per_second
+    assert (seconds_K >= traffic_K / MOST_MEMORY_SHARE * (1 - 1e-9)).all()
+
+
+def test_layer_normalization_is_no_faster_where_only_the_memory_is() -> None:
+    """H100 and H200 have the same multiprocessors: 345e9 elements a second (H200, measured), in any type."""
+    for name in ("H100-SXM5-80GB", "H200-SXM-141GB"):
+        device = catalogue()[name]
+        for dtype in ("float32", "bfloat16"):
+            seconds = least_seconds([row_wise("normalization", "native_layer_norm", 390_625, dtype=dtype)], device)
+            assert 390_625 * 1024 / seconds[0] == pytest.approx(345e9, rel=0.02)

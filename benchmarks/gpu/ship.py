@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
@@ -17,8 +18,13 @@ SHIPPED = Path("profiles_db/shipped")
 def main(
     rows: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what the campaign wrote")],
     database: Annotated[Path, typer.Option(help="which database they are added to")] = SHIPPED,
+    least_microseconds: Annotated[float, typer.Option(min=0, help="kernels that took less are left out")] = 0.0,
 ) -> None:
-    """Append the rows of a campaign on a GPU, and say where they are from; those of a rehearsal are refused."""
+    """Append the rows of a campaign on a GPU, and say where they are from; those of a rehearsal are refused.
+
+    Of layers nothing is shipped: no other model has them. Nor are sums: a kernel's record does
+    not say which of its tensor's dimensions is added up, and they differ several times.
+    """
     told = (pq.read_schema(rows).metadata or {}).get(b"provenance")
     if told is None:
         typer.echo(f"{rows} does not say where it is from; wanted a file that benchmarks.gpu wrote", err=True)
@@ -27,7 +33,11 @@ def main(
     if provenance["rehearsal"]:
         typer.echo(f"{rows} is of a rehearsal on {provenance['device_type']}; wanted one of a GPU", err=True)
         raise typer.Exit(2)
-    count = ProfileDatabase(database).append_table(pq.read_table(rows))
+    table = pq.read_table(rows)
+    if database == SHIPPED:
+        table = table.filter((pc.field("kind") == "operator") & ~pc.starts_with(pc.field("name"), "reduction "))
+    table = table.filter((pc.field("kind") != "operator") | (pc.field("seconds") >= 1e-6 * least_microseconds))
+    count = ProfileDatabase(database).append_table(table)
     typer.echo(f"{count} rows added to {database}; say in profiles_db/README.md what they are:")
     typer.echo(
         f"{provenance['devices']} × {provenance['device']}, driver {provenance['driver']}, torch "

@@ -79,10 +79,11 @@ def _attend_on_gpu(
     scale = width**-0.5 if scale is None else scale
     alike = query.dim() == 4 and width == key.shape[-1] == value.shape[-1]
     if alike and attn_mask is None and width <= _WIDEST_FLASH_HEAD and query.dtype.itemsize == 2:
-        padded = [torch.nn.functional.pad(x, (0, -width % _FLASH_HEAD_MULTIPLE)) for x in (query, key, value)]
+        missing = -width % _FLASH_HEAD_MULTIPLE
+        heads = [torch.nn.functional.pad(x, (0, missing)) if missing else x for x in (query, key, value)]
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        attended: torch.Tensor = flash(*padded, dropout_p, is_causal, False, scale=scale)[0]
-        return attended[..., :width]
+        attended: torch.Tensor = flash(*heads, dropout_p, is_causal, False, scale=scale)[0]
+        return attended[..., :width] if missing else attended
     if alike and not enable_gqa:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:

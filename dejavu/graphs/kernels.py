@@ -109,13 +109,17 @@ def kernel_of(operator: Operator) -> Kernel | None:
     own_name = _own_name(operator.kind)
     if family == "attention" and operator.is_causal and shape["m"] == shape["n"] and "for_cpu" not in own_name:
         own_name, flops = own_name + CAUSAL, flops / 2
+    read_bytes, written_bytes = float(_read_bytes(operator, name)), float(operator.written_bytes)
+    if name == "safe_softmax":  # and then, in kernels of their own: what is −∞, whole rows of that, and zeros for these
+        flags = prod(operator.output_shapes[0])
+        read_bytes, written_bytes = 3 * read_bytes + flags, 2 * written_bytes + flags
     return Kernel(
         family=family or "elementwise",
         name=own_name,
         dtype=operator.dtype,
         flops=flops,
-        read_bytes=float(_read_bytes(operator, name)),
-        written_bytes=float(operator.written_bytes),
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
         **shape,
     )
 

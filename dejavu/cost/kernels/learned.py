@@ -175,7 +175,7 @@ class Learned:
                 continue
             model = self.model_of(name, device.kind)
             rows[:3, at] = found.least_K + self.launch_seconds
-            rows[3, at] = found.least_K
+            rows[3, at] = found.queued_K
             if model is not None:
                 known[at], rows[4, at] = True, model.shared_log
                 rows[:3, at] = self._priced(name, model, work, device, dtype, found)

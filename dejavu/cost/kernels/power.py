@@ -58,6 +58,14 @@ def has_wide_multiprocessors(device: DeviceType) -> bool:
     return peak / (2 * count) > MOST_NARROW_LANES_PER_SECOND
 
 
+def clocks_per_second(device: DeviceType) -> float | None:
+    """Return the clock of NVIDIA's multiprocessors that the float32 peak was quoted at; None: unknown."""
+    peak, count = device.peak_flops_per_second.get("float32"), device.num_multiprocessors
+    if device.kind != "cuda" or not peak or not count:
+        return None
+    return peak / (2 * count * (128 if has_wide_multiprocessors(device) else 64))
+
+
 def matrix_units_share(device: DeviceType) -> float:
     """Return the share of the peak FLOP/s that the board's power sustains in matrix units, at most 1."""
     peak = next((device.peak_flops_per_second.get(name) for name in MATRIX_DTYPES), None)

@@ -21,7 +21,14 @@ from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostSource, Estimate, Fallback
 from dejavu.cost.kernels.calibration import Calibration, calibrate
 from dejavu.cost.kernels.learned import Learned, shipped
-from dejavu.cost.kernels.roofline import PRODUCTS, KernelRoofline, has_matrix_units, peak_flops_per_second
+from dejavu.cost.kernels.roofline import (
+    PRODUCTS,
+    KernelRoofline,
+    as_torch_runs,
+    has_matrix_units,
+    least_seconds,
+    peak_flops_per_second,
+)
 from dejavu.cost.memory import ForEachByte
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import family_of, kernel_of
@@ -127,7 +134,8 @@ class Predicted(CostSource):
 
     def prices(self, kernels: Sequence[Kernel], device: DeviceType) -> KernelPrices:
         """Price each kernel from the best source that knows it."""
-        own = _latest(self.database, device, [kernel.subject for kernel in kernels])
+        subjects, kernels = [one.subject for one in kernels], [as_torch_runs(one, device) for one in kernels]
+        own = _latest(self.database, device, subjects)
         calibration, spread = self._calibration(device)
         seconds_K = calibration.roofline(self.roofline).seconds(kernels, device)
         reach_K = np.array([min(spread, _reach(kernel, device)) for kernel in kernels])
@@ -140,8 +148,11 @@ class Predicted(CostSource):
         )
         if device.kind != "cpu":
             self._take_learned(found, kernels, device)
-        for k, kernel in enumerate(kernels):
-            row = own.get(kernel.subject)
+        least_K = least_seconds(kernels, device)
+        for name in ("seconds_K", "low_seconds_K", "high_seconds_K"):
+            np.maximum(getattr(found, name), least_K, out=getattr(found, name))
+        for k, subject in enumerate(subjects):
+            row = own.get(subject)
             if row is not None:
                 found.seconds_K[k], found.source_K[k] = row.seconds, MEASURED_KERNELS
                 found.low_seconds_K[k] = row.seconds if row.seconds_low is None else row.seconds_low
