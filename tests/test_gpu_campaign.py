@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +27,8 @@ from dejavu.launch.preflight import check_devices
 from dejavu.launch.rendezvous import Host
 from dejavu.plans.schedule import default_schedules
 from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.kernels import LEAST_REPEATS, time_work
+from dejavu.profiling.kernels import LEAST_REPEATS, _time_on_gpu, time_work
+from dejavu.profiling.layer_passes import IN_FLIGHT, _repeat, _Work
 from dejavu.runtime.process import claim_device
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import SHARE_GPUS, backend_of, to_receive, to_send
@@ -220,6 +221,60 @@ def test_ranks_that_share_a_device_have_the_same_losses(monkeypatch: pytest.Monk
     job = job_of(workload, by_hand("zbv", even_bounds(4, 4), [one_device()] * 2, 4), 3)
     (shared,) = train_in_turn([job])
     assert shared.losses == pytest.approx(train_single(workload, Draw(), range(3)), abs=1e-5)
+
+
+class FakeEvent:
+    """An event of a GPU that works as fast as its host."""
+
+    told: ClassVar[list[str]] = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.seconds = 0.0
+
+    def record(self) -> None:
+        self.told.append("event")
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, stop: FakeEvent) -> float:
+        return 1e3 * (stop.seconds - self.seconds)
+
+
+@pytest.fixture
+def gpu_is_faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yield what the GPU is told, in order."""
+    told = FakeEvent.told
+    told.clear()
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: told.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append(f"sleep {cycles}"))
+    yield told
+
+
+def test_a_gpu_sleeps_until_all_repeats_are_launched(gpu_is_faked: list[str]) -> None:
+    seconds = _time_on_gpu(lambda: time.sleep(1e-3))
+    waits, (asleep,), events = 2, (k for k, one in enumerate(gpu_is_faked) if one.startswith("sleep")), len(seconds)
+    assert gpu_is_faked[:waits] == ["wait", "wait"] and asleep == waits
+    assert gpu_is_faked[asleep + 1 :] == ["event"] * (2 * events) + ["wait"]
+    assert int(gpu_is_faked[asleep].split()[1]) >= 2e9 * events * 1e-3
+
+
+def test_passes_of_a_layer_follow_each_other_without_a_wait(gpu_is_faked: list[str]) -> None:
+    """Four microbatches forward, four backward and the optimizer, each between two events, as in a step."""
+    layer = torch.nn.Linear(4, 4)
+    work = _Work(layer, torch.rand(2, 4), None, torch.zeros(2), splits=True)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for in_parts, names in ((False, {"backward"}), (True, {"backward_input", "backward_weight"})):
+        taken = _repeat(work, list(layer.parameters()), optimizer, in_parts=in_parts)
+        passes = {"forward", *names}
+        assert {name: len(found) for name, found in taken.items() if found} == {
+            **dict.fromkeys(passes, IN_FLIGHT),
+            "optimizer": 1,
+        }
+        assert all(one.seconds > 0 for found in taken.values() for one in found)
+    assert "wait" not in gpu_is_faked
 
 
 @pytest.mark.gpu

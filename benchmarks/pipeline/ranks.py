@@ -5,6 +5,7 @@ Every rank does for each job what the product's own ranks do (`dejavu.runtime.wo
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -147,8 +148,8 @@ def train_in_turn(
             if any(agent.poll() for agent in agents) or time.monotonic() > deadline:
                 said = "\n".join(log.read_text() for log in Path(folder).glob("*.log"))
                 late = time.monotonic() > deadline
-                how = f"{ranks.total()} ranks" + (f" (over {timeout_seconds:.0f} s)" if late else "")
-                raise RuntimeError(what_failed(how, said))
+                who = f"{ranks.total()} ranks" + (f" that took over {timeout_seconds:.0f} s" if late else "")
+                raise RuntimeError(what_failed(who, said))
             time.sleep(POLL_SECONDS)
         return [_trained(json.loads(_row_path(path, number).read_text())) for number in range(len(jobs))]
 
@@ -240,7 +241,8 @@ class _Enough(Exception):
 
 def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
-    if device.type == "cuda":  # what an earlier job left is free again
+    if device.type == "cuda":  # what an earlier job left, in cycles of references too, is free again
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     pipeline = Pipeline(job.draw, World.of(job.binding, workload), place, device)
