@@ -21,15 +21,13 @@ from dejavu.cost.kernels.features import MOST_MEMORY_SHARE, WINOGRAD
 from dejavu.cost.kernels.roofline import (
     MATRIX_UNITS,
     PRODUCTS,
-    ROW_STEP_SECONDS,
     KernelRoofline,
-    as_torch_runs,
     has_matrix_units,
-    least_seconds,
     multiplies_by_warpgroups,
 )
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.cost.sources.predicted import Predicted
+from dejavu.cost.sources.torch_kernels import ROW_STEP_SECONDS, as_torch_runs, layout_seconds, least_seconds
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import family_of, kernel_of, without_family
@@ -430,3 +428,14 @@ def test_layer_normalization_is_no_faster_where_only_the_memory_is() -> None:
         for dtype in ("float32", "bfloat16"):
             seconds = least_seconds([row_wise("normalization", "native_layer_norm", 390_625, dtype=dtype)], device)
             assert 390_625 * 1024 / seconds[0] == pytest.approx(345e9, rel=0.02)
+
+
+@every_gpu
+def test_images_are_copied_for_matrix_units_that_want_channels_last(device: DeviceType) -> None:
+    """In and out once more each way; nothing where there are no such units, or where each group has its own kernel."""
+    whole = as_torch_runs(convolution_32(), device)
+    grouped = replace(whole, batch=32)
+    copied, alone, product_alone = layout_seconds([whole, grouped, product(64, 64, 64, "float16")], device)
+    expected = 2 * (whole.read_bytes + whole.written_bytes) / (MOST_MEMORY_SHARE * device.memory_bytes_per_second)
+    copies = device.kind == "cuda" and has_matrix_units(device, whole.dtype)
+    assert copied == pytest.approx(expected if copies else 0.0) and (alone, product_alone) == (0.0, 0.0)

@@ -15,7 +15,6 @@ Shape suffixes: K = kernels, T = tiles of the menu, S = splits of the summed dim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostError
-from dejavu.cost.kernels.power import clocks_per_second, matrix_units_share
+from dejavu.cost.kernels.power import matrix_units_share
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
@@ -54,16 +53,6 @@ MATRIX_UNIT_RATIO = 2.5  # times the float32 peak: a type that is faster has mat
 CACHE_SHARPNESS = 4.0  # exponent of how fast the share that a cache holds falls once the tensors outgrow it
 PRODUCTS = ("matmul", "convolution", "attention")
 MOST_AT_ONCE = 16384  # kernels; every tile and split of each is in memory, some 100 MiB
-# Group normalization in torch goes through each row (a group of channels of one example) with one block of threads,
-# however long it is (aten native/cuda/group_norm_kernel.cu): with few long rows most of the device is idle, and neither
-# bandwidth nor the elements' type matter. 2,048 threads fit on a multiprocessor of most devices, T4's and A10's 1,024
-# and 1,536. The seconds of a step are what a layer's other kernels do not explain of its time on an H200 (32 rows of
-# 1,048,576 elements: 1 ms, in 16 and 32 bits alike): one device, one size.
-# Layer normalization in torch takes most of its time for arithmetic where memory is fast: of nine devices' float32 no
-# multiprocessor passes more elements a clock (A100 1.26, NeuSight's; H200 1.32, ours). It is taken for granted that
-# 16 bits, which take the same instructions, pass no faster.
-NORMALIZED_PER_CLOCK = 1.32
-BY_ROWS, ROW_THREADS, ROWS_PER_MULTIPROCESSOR, ROW_STEP_SECONDS = "native_group_norm", 512, 4, 0.5e-6
 ITEM_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -299,32 +288,6 @@ def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:
     """Return the peak that kernels of this dtype can reach; tfloat32 is float32 where the device has no such units."""
     peak = device.peak_flops_per_second.get(dtype)
     return device.peak_flops_per_second.get("float32") if peak is None and dtype == "tfloat32" else peak
-
-
-def least_seconds(kernels: Sequence[Kernel], device: DeviceType) -> Floats:
-    """Return what normalizations take at least however fast the memory is, K; 0 for other kernels, and on CPUs."""
-    return np.array([_normalization_seconds(kernel, device) for kernel in kernels], dtype=float)
-
-
-def _normalization_seconds(kernel: Kernel, device: DeviceType) -> float:
-    count, clocks = device.num_multiprocessors, clocks_per_second(device)
-    if count and kernel.name == BY_ROWS:
-        waves = math.ceil(kernel.m / (count * ROWS_PER_MULTIPROCESSOR))
-        return waves * math.ceil(kernel.n / ROW_THREADS) * ROW_STEP_SECONDS
-    if count and clocks and kernel.name == "native_layer_norm":
-        return kernel.m * kernel.n / (NORMALIZED_PER_CLOCK * count * clocks)
-    return 0.0
-
-
-def as_torch_runs(kernel: Kernel, device: DeviceType) -> Kernel:
-    """Return the kernel in the type that torch computes it in unless it is told otherwise.
-
-    cuDNN may round operands of float32 convolutions to TF32 (`torch.backends.cudnn.allow_tf32` is true); cuBLAS may
-    not. On an H200 a convolution's backward pass took less than its float32 units need at their peak.
-    """
-    if device.kind == "cuda" and kernel.family == "convolution" and kernel.dtype == "float32":
-        return replace(kernel, dtype="tfloat32")
-    return kernel
 
 
 def _operand_bytes_per_second(device: DeviceType, by: str = "warpgroups") -> float:

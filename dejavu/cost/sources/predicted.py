@@ -24,12 +24,11 @@ from dejavu.cost.kernels.learned import Learned, shipped
 from dejavu.cost.kernels.roofline import (
     PRODUCTS,
     KernelRoofline,
-    as_torch_runs,
     has_matrix_units,
-    least_seconds,
     peak_flops_per_second,
 )
 from dejavu.cost.memory import ForEachByte
+from dejavu.cost.sources.torch_kernels import as_torch_runs, layout_seconds, least_seconds
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import family_of, kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
@@ -148,9 +147,9 @@ class Predicted(CostSource):
         )
         if device.kind != "cpu":
             self._take_learned(found, kernels, device)
-        least_K = least_seconds(kernels, device)
-        for name in ("seconds_K", "low_seconds_K", "high_seconds_K"):
-            np.maximum(getattr(found, name), least_K, out=getattr(found, name))
+        least_K, layout_K = least_seconds(kernels, device), layout_seconds(kernels, device)
+        for seconds_K in (found.seconds_K, found.low_seconds_K, found.high_seconds_K):
+            np.maximum(seconds_K + layout_K, least_K, out=seconds_K)
         for k, subject in enumerate(subjects):
             row = own.get(subject)
             if row is not None:
