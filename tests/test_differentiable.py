@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.search import restarts
 from benchmarks.search.generated import heterogeneous
 from dejavu.plans import DoesNotFitError, NoPlanError, Problem, check, price, solved, step_seconds
 from dejavu.plans.stage_costs import PlanError
@@ -261,3 +262,13 @@ def test_a_plan_to_start_from_is_never_lost() -> None:
 def test_too_many_layers_are_refused_with_what_takes_them() -> None:
     with pytest.raises(NoPlanError, match="coarse search"):
         solved(Differentiable(max_options_bytes=1e4).run(mixed(1)))
+
+
+def test_the_table_of_restarts_has_every_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "COUNTS", (2, 4))
+    monkeypatch.setattr(restarts, "SIZES", ((2, 8, 12),))
+    _, rows, summary = restarts.table(num_problems=1, budget_seconds=1.0)
+    assert {row["restarts"] for row in rows} == {2, 4}
+    assert all(row["descent_seconds"] > 0 for row in rows)
+    assert min(row["over_best_percent"] for row in rows if row["over_best_percent"] is not None) == 0.0
+    assert {"cpu_2_descent_seconds", "cpu_4_descent_seconds"} <= set(summary)

@@ -413,7 +413,7 @@ def test_group_normalization_waits_for_its_rows(device: DeviceType, dtype: str) 
 
 @every_gpu
 def test_what_outgrows_the_cache_never_passes_at_the_peak(device: DeviceType) -> None:
-    """The most that element-wise kernels of eleven devices reached is 0.93 of it."""
+    """The most that element-wise kernels of ten devices reached is 0.93 of it."""
     sizes = [int(factor * (device.cache_bytes or 6 << 20) / 12) for factor in (5, 16, 64)]
     kernels = [elementwise("add", size, 2, "float32") for size in sizes]
     seconds_K = Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices(kernels, device).seconds_K
