@@ -27,7 +27,7 @@ from dejavu.cost.kernels.roofline import (
 )
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.cost.sources.predicted import Predicted
-from dejavu.cost.sources.torch_kernels import ROW_STEP_SECONDS, as_torch_runs, layout_seconds, least_seconds
+from dejavu.cost.sources.torch_kernels import as_torch_runs
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import family_of, kernel_of, without_family
@@ -390,28 +390,6 @@ def test_convolutions_in_float32_run_on_the_matrix_units_that_round(device: Devi
 
 
 @every_gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_group_normalization_waits_for_its_rows(device: DeviceType, dtype: str) -> None:
-    long, short = (
-        Kernel(
-            family="normalization",
-            name="native_group_norm",
-            dtype=dtype,
-            m=32,
-            n=n,
-            read_bytes=64.0 * n,
-            written_bytes=64.0 * n,
-        )
-        for n in (2**20, 2**10)
-    )
-    least = least_seconds([long, short, elementwise("add", 2**20, 2, dtype)], device)
-    assert least == pytest.approx([2**20 / 512 * ROW_STEP_SECONDS, 2 * ROW_STEP_SECONDS, 0.0])
-    prices = Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices([long, short], device)
-    assert prices.seconds_K[0] >= least[0] and (prices.low_seconds_K <= prices.seconds_K).all()
-    assert (prices.seconds_K <= prices.high_seconds_K).all()
-
-
-@every_gpu
 def test_what_outgrows_the_cache_never_passes_at_the_peak(device: DeviceType) -> None:
     """The most that element-wise kernels of ten devices reached is 0.93 of it."""
     sizes = [int(factor * (device.cache_bytes or 6 << 20) / 12) for factor in (5, 16, 64)]
@@ -419,23 +397,3 @@ def test_what_outgrows_the_cache_never_passes_at_the_peak(device: DeviceType) ->
     seconds_K = Predicted(ProfileDatabase(Path("absent")), OptimizerSettings()).prices(kernels, device).seconds_K
     traffic_K = np.array([one.read_bytes + one.written_bytes for one in kernels]) / device.memory_bytes_per_second
     assert (seconds_K >= traffic_K / MOST_MEMORY_SHARE * (1 - 1e-9)).all()
-
-
-def test_layer_normalization_is_no_faster_where_only_the_memory_is() -> None:
-    """H100 and H200 have the same multiprocessors: 345e9 elements a second (H200, measured), in any type."""
-    for name in ("H100-SXM5-80GB", "H200-SXM-141GB"):
-        device = catalogue()[name]
-        for dtype in ("float32", "bfloat16"):
-            seconds = least_seconds([row_wise("normalization", "native_layer_norm", 390_625, dtype=dtype)], device)
-            assert 390_625 * 1024 / seconds[0] == pytest.approx(345e9, rel=0.02)
-
-
-@every_gpu
-def test_images_are_copied_for_matrix_units_that_want_channels_last(device: DeviceType) -> None:
-    """In and out once more each way; nothing where there are no such units, or where each group has its own kernel."""
-    whole = as_torch_runs(convolution_32(), device)
-    grouped = replace(whole, batch=32)
-    copied, alone, product_alone = layout_seconds([whole, grouped, product(64, 64, 64, "float16")], device)
-    expected = 2 * (whole.read_bytes + whole.written_bytes) / (MOST_MEMORY_SHARE * device.memory_bytes_per_second)
-    copies = device.kind == "cuda" and has_matrix_units(device, whole.dtype)
-    assert copied == pytest.approx(expected if copies else 0.0) and (alone, product_alone) == (0.0, 0.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dejavu.cluster import Cluster
-from dejavu.cost.estimates import CostError, CostTable, Floats
+from dejavu.cost.estimates import PASSES, CostError, CostTable, Floats
 from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output, resized
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
@@ -90,12 +90,20 @@ class PartPrices:
         self._seconds: dict[str, dict[Kernel, float]] = {}
 
     def prediction(self, part: LayerPart) -> Passes:
-        """Predict each layer as the sum of its kernels."""
+        """Predict each layer as the sum of its kernels, or as their launches where these take longer."""
         if part not in self._predictions:
             self.ask([part])
             seconds, graph = self._seconds[part.device_type], self._at(part.microbatch_size).graph
+            layers: dict[Hashable, Layer] = {work_of(layer): layer for layer in graph.layers}
+            device = self._cluster.device_types[part.device_type]
             sums = {
-                work: [sum(seconds[kernel] for kernel in kernels) for kernels in passes]
+                work: [
+                    max(
+                        sum(seconds[kernel] for kernel in kernels),
+                        self._predicted.host_seconds(layers[work], way, kernels, device),
+                    )
+                    for way, kernels in zip(PASSES, passes, strict=True)
+                ]
                 for work, passes in self._kernels_of(part).items()
             }
             rows = np.array([sums[work_of(layer)] for layer in graph.layers], dtype=float)

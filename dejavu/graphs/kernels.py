@@ -58,6 +58,7 @@ _WRITES_ONLY = {
     "foreach_zero",
 }
 _READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe_index", "take"}  # not its whole table
+_REORDERS = {"clone", "cat", "stack"}
 _GROUPED = {"grouped_mm", "grouped_outer"}  # of rows, a matrix or rows of each group, and their ends
 GROUPED = "grouped_mm_fallback"  # transformers' product of sorted rows, each with its own expert's factor
 _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
@@ -120,8 +121,33 @@ def kernel_of(operator: Operator) -> Kernel | None:
         flops=flops,
         read_bytes=read_bytes,
         written_bytes=written_bytes,
+        is_indexed=_is_indexed(operator, name, family),
+        has_bias=family == "convolution" and _has_bias(operator),
         **shape,
     )
+
+
+def _is_indexed(operator: Operator, name: str, family: str | None) -> bool:
+    """Return whether a kernel works out where each element lies; torch passes over whole tensors of one shape without.
+
+    A clone of what lies in order would be none: what is left copies into another order. Two tensors are joined along
+    an inner dimension. Sums over all but the last dimension add rows to each other.
+    """
+    shapes = {shape for shape in (*operator.input_shapes, *operator.output_shapes) if prod(shape) > 1}
+    if family == "elementwise":
+        return len(shapes) > 1
+    if family == "copy":
+        return name in _REORDERS
+    if name == "sum" and operator.input_shapes:
+        given, result = operator.input_shapes[0], operator.output_shapes[0]
+        return len(given) > 1 and given[-1] > 1 and result[-1:] == given[-1:]
+    return False
+
+
+def _has_bias(operator: Operator) -> bool:
+    if operator.kind.endswith("backward"):
+        return any(len(shape) == 1 for shape in operator.output_shapes)
+    return len(operator.input_shapes) > 2
 
 
 def _matmul(operator: Operator) -> dict[str, int]:
@@ -209,6 +235,7 @@ def _read_bytes(operator: Operator, name: str) -> int:
         return 0
     if name in _READS_WHAT_IT_WRITES and "backward" not in operator.kind:
         return operator.written_bytes + 8 * sum(prod(shape) for shape in operator.input_shapes[1:])
-    if name.startswith("nll_loss") and "backward" not in operator.kind:
-        return 16 * prod(operator.input_shapes[1])  # one score and one index of each row
+    if name.startswith("nll_loss"):  # one score and one index of each row; backward it writes the rest as zeros
+        targets = operator.input_shapes[1:][:2][-1 if "backward" in operator.kind else 0]
+        return 16 * prod(targets)
     return operator.read_bytes

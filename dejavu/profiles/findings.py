@@ -20,6 +20,7 @@ _PROFILED = {  # what `dejavu profile --measure` calls the kinds
     "layer": "layers",
     "transfer": "transfers",
     "pass": "passes",
+    "launch": "passes",
     "operator": "operators",
     "collective": "collectives",
 }

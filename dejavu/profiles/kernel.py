@@ -15,6 +15,7 @@ FAMILIES = (
     *("elementwise", "softmax", "normalization", "reduction", "gather", "copy"),  # memory traffic
 )
 
+_UNLESS_FALSE = ("is_indexed", "has_bias")  # fields that came later: rows written before keep their keys
 CAUSAL = "_causal"  # ends the name of attention in which a query sees the keys up to its own position alone
 
 
@@ -31,6 +32,9 @@ class Kernel:
             of m queries, n keys, k wide; softmax, normalization, reduction: m rows of n elements; otherwise m elements.
         flops: multiplications and additions, each counted.
         read_bytes, written_bytes: each tensor once, as if nothing were cached.
+        is_indexed: where its tensors' elements lie is worked out for each one: operands of several shapes, copies of
+            what lies in another order; of a reduction, rows are summed with each other. Not written where False.
+        has_bias: a convolution that adds a bias, or its gradient. Not written where False.
     """
 
     family: str
@@ -43,6 +47,8 @@ class Kernel:
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0
+    is_indexed: bool = False
+    has_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -64,7 +70,9 @@ class Kernel:
 
     def to_json(self) -> str:
         """Return it for the column `extra` of the cost database."""
-        return json.dumps(vars(self), sort_keys=True)  # as asdict, without its copies: an import makes 300,000
+        fields = vars(self)  # as asdict, without its copies: an import makes 300,000
+        written = {name: value for name, value in fields.items() if value or name not in _UNLESS_FALSE}
+        return json.dumps(written, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Kernel:

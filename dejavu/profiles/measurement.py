@@ -16,7 +16,7 @@ from dejavu.foundation.errors import DejavuError
 
 SCHEMA_VERSION = 2
 ADDED_COLUMNS = {"disturbed_share": 2}  # column -> the version that added it; older rows have a null there
-KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step", "probe")
+KINDS = ("layer", "operator", "transfer", "pass", "launch", "collective", "stage", "step", "probe")
 DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer", "both")
 SAME_MEASUREMENT = (
     *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),

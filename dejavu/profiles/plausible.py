@@ -53,6 +53,7 @@ MOST_BYTES_PER_SECOND = 1e14
 # The runtime's overhead of a pass is the difference of two noisy times: below the first all are alike, and what is
 # below the second was lost in the noise.
 PASS_NOISE_SECONDS, LEAST_PASS_SECONDS = 1e-5, 1e-6
+LEAST_LAUNCH_SECONDS, MOST_LAUNCH_SECONDS = 5e-7, 5e-4  # a host's, of one operator; 13 and 21 us were measured
 LEAST_PART = 20.0  # each part of a backward pass of a layer with weights does a twentieth of the whole or more
 # The slowest network plausible for pipeline training, and how long a message may wait on a busy host.
 LEAST_LINK_BYTES_PER_SECOND, MOST_MESSAGE_SECONDS = 1e6, 0.02
@@ -108,6 +109,9 @@ def implausible_rows(table: pa.Table) -> dict[int, str]:
             low[places], high[places] = least / ratio, most * ratio
     low[kinds == "pass"] = LEAST_PASS_SECONDS
     _flag(found, seconds, low, high, "of its neighbours, the other sizes")
+    of_hosts = kinds == "launch"
+    low, high = np.where(of_hosts, LEAST_LAUNCH_SECONDS, 0.0), np.where(of_hosts, MOST_LAUNCH_SECONDS, np.inf)
+    _flag(found, seconds, low, high, "hosts launch work at such a pace")
     because = "of its arithmetic and traffic on this device"
     _flag(found, seconds, *_kernel_bounds(table, kinds == "operator"), because)
     for kind in ("layer", "stage", "step"):

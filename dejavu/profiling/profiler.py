@@ -29,6 +29,7 @@ from dejavu.profiles.collective import COLLECTIVES
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives
 from dejavu.profiling.kernels import can_measure, measure_kernels
+from dejavu.profiling.launches import measure_launches
 from dejavu.profiling.layer_passes import DIRECTIONS
 from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.links import measure_link
@@ -211,12 +212,18 @@ class Profiler:
         return ProfilingTask(len(wanted), 1 - len(wanted), measure, len(disturbed), is_series=True)
 
     def _passes(self, device_type: str, num_devices: int) -> ProfilingTask:
-        """Make the task that measures the runtime's overhead: only on CPUs, whose cores compute and communicate."""
+        """Make the task that measures what no layer shows: the runtime on CPU cores, the host of GPUs."""
 
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"passes and messages on {device_type}")
             yield from measure_passes(device_type)
 
+        def measure_host(step: Callable[[str], None]) -> Iterator[Measurement]:
+            step(f"launches on {device_type}")
+            yield from measure_launches(device_type)
+
+        if self.cluster.kind == "cuda":
+            return self._all_or_nothing("launch", "", device_type, measure_host)
         if num_devices < 2 or self.cluster.kind != "cpu":
             return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("pass", "", device_type, measure)

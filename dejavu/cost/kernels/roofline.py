@@ -227,7 +227,7 @@ SCALAR_UNITS = KernelLaw(
     split_seconds=26e-6,
     overlap=2.83,
     convolution_efficiency=1.49,
-    attention_efficiency=0.70,
+    attention_efficiency=0.50,
     traffic_efficiency=_TRAFFIC,
 )
 # A core of a CPU, against the nominal figures of `this_machine`: round figures, because those are guesses.

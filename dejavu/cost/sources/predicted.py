@@ -28,7 +28,8 @@ from dejavu.cost.kernels.roofline import (
     peak_flops_per_second,
 )
 from dejavu.cost.memory import ForEachByte
-from dejavu.cost.sources.torch_kernels import as_torch_runs, layout_seconds, least_seconds
+from dejavu.cost.sources.launches import Pace, launching_seconds, no_faster, pace_of
+from dejavu.cost.sources.torch_kernels import as_torch_runs, at_least, at_most, convolved
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import family_of, kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
@@ -103,12 +104,23 @@ class Predicted(CostSource):
     optimizer: OptimizerSettings
     roofline: KernelRoofline = field(default_factory=KernelRoofline)
     _prices: dict[tuple[str, str, int], dict[Kernel, KernelPrice]] = field(default_factory=dict, repr=False)
+    _paces: dict[str, Pace | None] = field(default_factory=dict, repr=False)
 
     def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
         if peak_flops_per_second(device, graph.dtype) is None:
             return None
-        prices = self._of(graph, device)
-        return summed((kernel, 1.0, prices[kernel]) for kernel in self._kernels(layer, direction, graph))
+        prices, kernels = self._of(graph, device), self._kernels(layer, direction, graph)
+        return no_faster(
+            summed((kernel, 1.0, prices[kernel]) for kernel in kernels),
+            self.host_seconds(layer, direction, kernels, device),
+        )
+
+    def host_seconds(self, layer: Layer, direction: str, kernels: Sequence[Kernel], device: DeviceType) -> float:
+        """Return what the host takes to launch a pass's kernels; 0 where its pace was not measured."""
+        if device.name not in self._paces:
+            self._paces[device.name] = pace_of(self.database, device)
+        pace = self._paces[device.name]
+        return launching_seconds(layer, direction, kernels, pace) if pace else 0.0
 
     def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
         if peak_flops_per_second(device, graph.dtype) is None:
@@ -147,9 +159,9 @@ class Predicted(CostSource):
         )
         if device.kind != "cpu":
             self._take_learned(found, kernels, device)
-        least_K, layout_K = least_seconds(kernels, device), layout_seconds(kernels, device)
+        least_K, most_K = at_least(kernels, device), at_most(kernels, device)
         for seconds_K in (found.seconds_K, found.low_seconds_K, found.high_seconds_K):
-            np.maximum(seconds_K + layout_K, least_K, out=seconds_K)
+            seconds_K[:] = np.clip(convolved(seconds_K, kernels, device), least_K, most_K)
         for k, subject in enumerate(subjects):
             row = own.get(subject)
             if row is not None:

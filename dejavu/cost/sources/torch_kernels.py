@@ -1,6 +1,6 @@
 """What torch's own kernels on GPUs do that neither a roofline nor other devices' measurements know.
 
-Learned on one H200 (docs/log.md, 2026-11-27); the figures say of what.
+Learned on one H200 and one H100 (docs/log.md, 2026-11-27); the figures say of what.
 
 Shape suffixes: K = kernels.
 """
@@ -17,54 +17,125 @@ from numpy.typing import NDArray
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.features import MOST_MEMORY_SHARE
 from dejavu.cost.kernels.power import clocks_per_second
-from dejavu.cost.kernels.roofline import has_matrix_units
+from dejavu.cost.kernels.roofline import ITEM_BYTES, has_matrix_units, multiplies_by_warpgroups
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
 
 # Group normalization in torch goes through each row (a group of channels of one example) with one block of threads,
-# however long it is (aten native/cuda/group_norm_kernel.cu): with few long rows most of the device is idle, and neither
-# bandwidth nor the elements' type matter. 2,048 threads fit on a multiprocessor of most devices, T4's and A10's 1,024
-# and 1,536. The seconds of a step are what a layer's other kernels do not explain of its time on an H200 (32 rows of
-# 1,048,576 elements: 1 ms, in 16 and 32 bits alike): one device, one size.
+# however long it is (aten native/cuda/group_norm_kernel.cu), and then once over all elements: with few long rows most
+# of the device is idle, and neither bandwidth nor the elements' type matter. 2,048 threads fit on a multiprocessor of
+# most devices, T4's and A10's 1,024 and 1,536. The seconds of a step are of 32 rows of 1,048,576 elements on an H100,
+# 0.86 ms in 16 and 32 bits alike.
+BY_ROWS, ROW_THREADS, ROWS_PER_MULTIPROCESSOR, ROW_STEP_SECONDS = "native_group_norm", 512, 4, 0.42e-6
 # Layer normalization in torch takes most of its time for arithmetic where memory is fast: of nine devices' float32 no
 # multiprocessor passes more elements a clock (A100 1.26, NeuSight's; H200 1.32, ours). It is taken for granted that
 # 16 bits, which take the same instructions, pass no faster.
 NORMALIZED_PER_CLOCK = 1.32
-BY_ROWS, ROW_THREADS, ROWS_PER_MULTIPROCESSOR, ROW_STEP_SECONDS = "native_group_norm", 512, 4, 0.5e-6
+# Elements that a multiprocessor passes in a clock where it works out each one's place (`Kernel.is_indexed`), whatever
+# their type: on an H100 1.07 to 1.19 of additions and products with a broadcast operand and of copies into another
+# order (0.8 to 1.5 of smaller ones), 0.85 to 0.98 of tensors that are joined.
+INDEXED_PER_CLOCK, JOINED_PER_CLOCK = 1.1, 0.95
+# Sums of rows with each other (gradients of biases) pass so much of the memory's peak after a start that is the same
+# for all: six sizes on an H100, in 16 and 32 bits, within 13 %.
+ROW_SUM_SECONDS, ROW_SUM_SHARE = 10e-6, 0.75
+# The gradient of an embedding clears the table, sorts indices and adds rows, so many elements a clock besides what it
+# moves: 8,192 and 1,024 rows of 1,024 elements on an H100.
+SCATTER_SECONDS, SCATTERED_PER_CLOCK = 20e-6, 0.21
+LAUNCH_SECONDS = 3e-6  # until a short kernel's memory is at full speed
+# A softmax whose rows fit into shared memory reads them once: 74 to 90 % of the memory's peak on an H100 (rows of
+# 16,384, both passes, 16 and 32 bits), where older kernels were learned to read twice.
+SOFTMAX_SHARE, SHARED_ROW_BYTES = 0.8, 64 * 2**10
+# Copies of images into the layout of matrix units and back, of the memory's peak: H100, in 16 and in 32 bits.
+LAYOUT_SHARE = {2: 0.6, 4: 0.84}
+# On a Hopper the gradient of a convolution's weights in TF32 runs at half the speed of the other products (one size).
+TF32_BACKWARD = 1.5
 
 
-def least_seconds(kernels: Sequence[Kernel], device: DeviceType) -> Floats:
-    """Return what normalizations take at least however fast the memory is, K; 0 for other kernels, and on CPUs."""
-    return np.array([_normalization_seconds(kernel, device) for kernel in kernels], dtype=float)
+def at_least(kernels: Sequence[Kernel], device: DeviceType) -> Floats:
+    """Return what kernels take at least, K; 0 where nothing is known, and on CPUs."""
+    return np.array([_least(kernel, device) for kernel in kernels], dtype=float)
 
 
-def _normalization_seconds(kernel: Kernel, device: DeviceType) -> float:
-    count, clocks = device.num_multiprocessors, clocks_per_second(device)
-    if count and kernel.name == BY_ROWS:
-        waves = math.ceil(kernel.m / (count * ROWS_PER_MULTIPROCESSOR))
-        return waves * math.ceil(kernel.n / ROW_THREADS) * ROW_STEP_SECONDS
-    if count and clocks and kernel.name == "native_layer_norm":
-        return kernel.m * kernel.n / (NORMALIZED_PER_CLOCK * count * clocks)
-    return 0.0
+def at_most(kernels: Sequence[Kernel], device: DeviceType) -> Floats:
+    """Return what kernels take at most, K; infinite where nothing is known, and on CPUs."""
+    most_K = np.full(len(kernels), math.inf)
+    if device.kind == "cuda":
+        for k, kernel in enumerate(kernels):
+            if kernel.family == "softmax" and kernel.n * ITEM_BYTES.get(kernel.dtype, 4) <= SHARED_ROW_BYTES:
+                most_K[k] = LAUNCH_SECONDS + _passed(kernel, device, SOFTMAX_SHARE)
+    return most_K
 
 
-def layout_seconds(kernels: Sequence[Kernel], device: DeviceType) -> Floats:
-    """Return what convolutions on matrix units take besides their products, K; 0 for other kernels.
+def _least(kernel: Kernel, device: DeviceType) -> float:
+    if not device.num_multiprocessors:
+        return 0.0
+    per_clock = _clocks_of_all(device)
+    if kernel.name == BY_ROWS:
+        waves = math.ceil(kernel.m / (device.num_multiprocessors * ROWS_PER_MULTIPROCESSOR))
+        rows = waves * math.ceil(kernel.n / ROW_THREADS) * ROW_STEP_SECONDS
+        return rows + kernel.m * kernel.n / (INDEXED_PER_CLOCK * per_clock)
+    if device.kind != "cuda":
+        return 0.0
+    if kernel.name == "native_layer_norm":
+        return kernel.m * kernel.n / (NORMALIZED_PER_CLOCK * per_clock)
+    if kernel.name == "embedding_dense_backward":
+        arriving = kernel.read_bytes / ITEM_BYTES.get(kernel.dtype, 4)
+        added = SCATTER_SECONDS + arriving / (SCATTERED_PER_CLOCK * per_clock)
+        return added + _passed(kernel, device, MOST_MEMORY_SHARE)
+    if not kernel.is_indexed:
+        return 0.0
+    if kernel.family == "reduction":
+        return ROW_SUM_SECONDS + _passed(kernel, device, ROW_SUM_SHARE)
+    return kernel.m / ((JOINED_PER_CLOCK if kernel.name in ("cat", "stack") else INDEXED_PER_CLOCK) * per_clock)
 
-    NVIDIA's matrix units want channels last, torch's images have them first unless a model says otherwise: cuDNN copies
-    what comes in and what goes out. Those of many groups have kernels of their own, without matrix units.
+
+def _clocks_of_all(device: DeviceType) -> float:
+    """Return the clocks of all multiprocessors together, a second; infinite: unknown."""
+    clocks = clocks_per_second(device)
+    return (device.num_multiprocessors or 0) * clocks if clocks else math.inf
+
+
+def _passed(kernel: Kernel, device: DeviceType, share: float) -> float:
+    return (kernel.read_bytes + kernel.written_bytes) / (share * device.memory_bytes_per_second)
+
+
+def convolved(seconds_K: Floats, kernels: Sequence[Kernel], device: DeviceType) -> Floats:
+    """Return what convolutions take in all, of what their products take, K; other kernels' seconds as they are."""
+    found_K = seconds_K.copy()
+    for k, kernel in enumerate(kernels):
+        if kernel.family != "convolution" or device.kind != "cuda":
+            continue
+        if kernel.dtype == "tfloat32" and kernel.is_backward and multiplies_by_warpgroups(device):
+            found_K[k] *= TF32_BACKWARD
+        found_K[k] += _bias_seconds(kernel, device)
+        # Those of many groups have kernels of their own, without matrix units.
+        if has_matrix_units(device, kernel.dtype) and kernel.batch <= (2 if kernel.is_backward else 1):
+            found_K[k] += _layout_seconds(kernel, device)
+    return found_K
+
+
+def _bias_seconds(kernel: Kernel, device: DeviceType) -> float:
+    """Return the kernels that add a bias, or sum its gradient: torch's own, before and after cuDNN's."""
+    if not kernel.has_bias or not device.num_multiprocessors:
+        return 0.0
+    outputs = kernel.m * kernel.n
+    if kernel.is_backward:
+        summed = outputs * ITEM_BYTES.get(kernel.dtype, 4) / (ROW_SUM_SHARE * device.memory_bytes_per_second)
+        return ROW_SUM_SECONDS + summed
+    return outputs / (INDEXED_PER_CLOCK * _clocks_of_all(device))
+
+
+def _layout_seconds(kernel: Kernel, device: DeviceType) -> float:
+    """Return what copies take into and out of the layout of matrix units.
+
+    These want channels last, torch's images have them first unless a model says otherwise: cuDNN copies what comes in
+    and what goes out, for each product.
     """
-    moved_K = [
-        2 * (kernel.read_bytes + kernel.written_bytes)
-        if kernel.family == "convolution"
-        and device.kind == "cuda"
-        and has_matrix_units(device, kernel.dtype)
-        and kernel.batch <= (2 if kernel.is_backward else 1)
-        else 0.0
-        for kernel in kernels
-    ]
-    return np.array(moved_K, dtype=float) / (MOST_MEMORY_SHARE * device.memory_bytes_per_second)
+    item_bytes = ITEM_BYTES.get(kernel.dtype, 4)
+    again = kernel.m * kernel.n * item_bytes if kernel.is_backward and kernel.batch > 1 else 0.0  # the gradient, twice
+    copied = kernel.read_bytes + kernel.written_bytes + again
+    return 2 * copied / (LAYOUT_SHARE.get(item_bytes, MOST_MEMORY_SHARE) * device.memory_bytes_per_second)
 
 
 def as_torch_runs(kernel: Kernel, device: DeviceType) -> Kernel:
