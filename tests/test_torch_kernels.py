@@ -122,8 +122,8 @@ def test_indexed_kernels_and_softmax_keep_their_bounds(device: DeviceType) -> No
     indexed = replace(plain, is_indexed=True)
     rows = row_wise("softmax", "softmax", 8192, 4096)
     seconds = predicted([plain, indexed, rows], device)
-    assert seconds[1] >= seconds[0] and (seconds >= at_least([plain, indexed, rows], device)).all()
-    assert (seconds <= at_most([plain, indexed, rows], device)).all()
+    assert seconds[1] >= seconds[0] and (seconds >= at_least([plain, indexed, rows], device) * (1 - 1e-9)).all()
+    assert (seconds <= at_most([plain, indexed, rows], device) * (1 + 1e-9)).all()
     if device.kind == "cuda" and device.num_multiprocessors:
         assert 2**25 / (INDEXED_PER_CLOCK * at_least([indexed], device)[0]) > 1e9
 

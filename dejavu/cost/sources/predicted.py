@@ -159,9 +159,12 @@ class Predicted(CostSource):
         )
         if device.kind != "cpu":
             self._take_learned(found, kernels, device)
-        least_K, most_K = at_least(kernels, device), at_most(kernels, device)
         for seconds_K in (found.seconds_K, found.low_seconds_K, found.high_seconds_K):
-            seconds_K[:] = np.clip(convolved(seconds_K, kernels, device), least_K, most_K)
+            seconds_K[:] = convolved(seconds_K, kernels, device)
+        bounded_K = np.clip(found.seconds_K, at_least(kernels, device), at_most(kernels, device))
+        moved_K = bounded_K / found.seconds_K  # the bounds are as uncertain as what they replace
+        for seconds_K in (found.seconds_K, found.low_seconds_K, found.high_seconds_K):
+            seconds_K *= moved_K
         for k, subject in enumerate(subjects):
             row = own.get(subject)
             if row is not None:
