@@ -27,7 +27,14 @@ from dejavu.launch.preflight import check_devices
 from dejavu.launch.rendezvous import Host
 from dejavu.plans.schedule import default_schedules
 from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.kernels import LEAST_REPEATS, _time_on_gpu, time_work
+from dejavu.profiling.kernels import (
+    LEAST_REPEATS,
+    MOST_LAUNCHES,
+    MOST_REPEATS,
+    MOST_TOGETHER,
+    _time_on_gpu,
+    time_work,
+)
 from dejavu.profiling.layer_passes import IN_FLIGHT, _repeat, _Work
 from dejavu.runtime.process import claim_device
 from dejavu.runtime.process.failures import LaunchError
@@ -227,13 +234,14 @@ class FakeEvent:
     """An event of a GPU that works as fast as its host."""
 
     told: ClassVar[list[str]] = []
+    now = staticmethod(time.perf_counter)
 
     def __init__(self, *, enable_timing: bool) -> None:
         self.seconds = 0.0
 
     def record(self) -> None:
         self.told.append("event")
-        self.seconds = time.perf_counter()
+        self.seconds = self.now()
 
     def synchronize(self) -> None: ...
 
@@ -254,11 +262,33 @@ def gpu_is_faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_gpu_sleeps_until_all_repeats_are_launched(gpu_is_faked: list[str]) -> None:
+    """First a look at how long it takes, of several launches between two events; then a long kernel's repeats."""
     seconds = _time_on_gpu(lambda: time.sleep(1e-3))
-    waits, (asleep,), events = 2, (k for k, one in enumerate(gpu_is_faked) if one.startswith("sleep")), len(seconds)
-    assert gpu_is_faked[:waits] == ["wait", "wait"] and asleep == waits
-    assert gpu_is_faked[asleep + 1 :] == ["event"] * (2 * events) + ["wait"]
-    assert int(gpu_is_faked[asleep].split()[1]) >= 2e9 * events * 1e-3
+    look, rest = gpu_is_faked[:5], gpu_is_faked[5:]
+    assert [one.split()[0] for one in look] == ["wait", "sleep", "event", "event", "wait"]
+    assert rest[0].startswith("sleep") and rest[1:] == ["event"] * (2 * len(seconds)) + ["wait"]
+    assert int(rest[0].split()[1]) >= 2e9 * len(seconds) * 1e-3
+    assert LEAST_REPEATS <= len(seconds) <= MOST_REPEATS and 1e-3 <= median(seconds) < 2e-3
+
+
+@pytest.mark.parametrize(("each_seconds", "together"), [(0.0, MOST_TOGETHER), (50e-6, 2), (300e-6, 1)])
+def test_short_kernels_are_timed_several_together(
+    gpu_is_faked: list[str], monkeypatch: pytest.MonkeyPatch, each_seconds: float, together: int
+) -> None:
+    """Recording events takes time of the GPU's own, which a repeat of several launches divides among them."""
+    clock = [0.0]
+    monkeypatch.setattr(FakeEvent, "now", staticmethod(lambda: clock[0]))
+
+    def work() -> None:
+        gpu_is_faked.append("launch")
+        clock[0] += each_seconds
+
+    seconds = _time_on_gpu(work)
+    last_sleep = max(k for k, one in enumerate(gpu_is_faked) if one.startswith("sleep"))
+    once = ["event", *["launch"] * together, "event"]
+    assert gpu_is_faked[last_sleep + 1 :] == once * len(seconds) + ["wait"]
+    assert seconds == pytest.approx([each_seconds] * len(seconds), abs=1e-8)
+    assert len(seconds) >= LEAST_REPEATS and len(seconds) * together <= MOST_LAUNCHES
 
 
 def test_passes_of_a_layer_follow_each_other_without_a_wait(gpu_is_faked: list[str]) -> None:
