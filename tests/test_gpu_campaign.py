@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -16,12 +17,14 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.gpu import ship
+from benchmarks.gpu.parts import Campaign, num_steps
 from benchmarks.gpu.questions import NUM_RANKS, Question, questions
 from benchmarks.gpu.results import Results, compared
 from benchmarks.gpu.schedule import Part, Timetable, Unit
 from benchmarks.gpu.site import NoDeviceError, Site, check_cuda
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
+from dejavu.cluster import this_machine
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_devices
 from dejavu.launch.rendezvous import Host
@@ -117,6 +120,34 @@ def test_differences_and_ranges_of_the_table(tmp_path: Path, measured: float, in
     summary = found.summary()
     assert summary["layers_float32_mape_percent"] == pytest.approx(abs(difference))
     assert summary["layers_in_90_percent_range"] == f"{int(inside)} of 1"
+
+
+def test_errors_of_what_measured_layers_predict_are_apart_from_blind_ones(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    predicted = {**PREDICTED, "part": "steps", "source": "roofline"}
+    found.rows += [compared(predicted, 4.0, from_layers_difference_percent=off) for off in (-3.0, 1.0)]
+    summary = found.summary()
+    assert summary["steps_float32_mape_percent"] == pytest.approx(50.0)
+    assert summary["steps_float32_from_layers_mape_percent"] == pytest.approx(2.0)
+
+
+def test_messages_are_measured_before_anything_is_predicted_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHARE_GPUS, "0")
+    cluster = this_machine()
+    name, device = next(iter(cluster.device_types.items()))
+    site = Site(cluster, replace(device, name=name), 1, "gloo", "", is_rehearsal=True)
+    table, _ = timetable(60.0)
+    parts = Campaign(site, questions(2**37, rehearsal=True), results(tmp_path)).parts(table)
+    names, ends = [one.name for one in parts], [one.until for one in parts]
+    assert names[:3] == ["calibration", "messages", "predictions"] and sorted(ends) == ends and ends[-1] == 1.0
+    assert names.index("trainings") < names.index("pipelines") and names.index("searches") < names.index("pipelines")
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.05, 6), (0.2, 4), (1.0, 4)])
+def test_of_long_steps_fewer_are_trained(seconds: float, steps: int) -> None:
+    assert num_steps(seconds) == steps
 
 
 def ship_to(folder: Path, found: Results) -> Any:
