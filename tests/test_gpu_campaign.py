@@ -82,6 +82,13 @@ def test_what_does_not_fit_into_its_part_is_skipped_and_said_to_be() -> None:
     assert told[-1] == "saved" and "skipped" in told[-2]
 
 
+def test_a_unit_can_ask_what_is_left_of_its_part_s_time() -> None:
+    table, _ = timetable(60.0)
+    found: list[float] = []
+    table.run(Part("searches", 0.5, 0.0, units(lambda: found.append(table.part_left_seconds))))
+    assert 29.0 < found[0] <= 30.0 and 59.0 < table.left_seconds <= 60.0
+
+
 def test_the_next_unit_is_expected_to_take_what_the_last_one_took() -> None:
     table, _ = timetable(1.0)
     table.run(Part("layers", 0.5, 0.0, units(lambda: time.sleep(0.4), lambda: pytest.fail("it was run"))))

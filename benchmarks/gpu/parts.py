@@ -195,13 +195,17 @@ class Campaign:
         ]
         try:
             if layers:
-                busy = Conditions(min(NUM_RANKS, self.site.num_devices))
-                self._keep(measure_layers_of(layers, self.site.device.name, busy))
+                self._keep(measure_layers_of(layers, self.site.device.name, self._conditions))
         finally:
             without = [what for question in ready for what in self._compare_layers(question)]
         if without:
             raise LookupError(f"measured, but found implausible and not used (the log says why): {'; '.join(without)}")
         _check_predicted(asked, ready)
+
+    @property
+    def _conditions(self) -> Conditions:
+        """In a rehearsal one core computes: on the others companions would push other work to it, and it would wait."""
+        return Conditions(1 if self.site.is_rehearsal else min(NUM_RANKS, self.site.num_devices))
 
     def _compare_layers(self, question: Question) -> list[str]:
         """Compare its layers that are measured with what was predicted; return which are not."""
@@ -299,7 +303,7 @@ class Campaign:
         """Descend with more and more restarts at once, which is what the search on a GPU is for."""
         from benchmarks.search.restarts import table
 
-        most_seconds = min(MOST_SEARCH_SECONDS, timetable.left_seconds)
+        most_seconds = min(MOST_SEARCH_SECONDS, timetable.part_left_seconds)
         _, rows, _ = table(num_problems=1, budget_seconds=SEARCH_SECONDS, most_seconds=most_seconds)
         self.results.searches.extend(rows)
 

@@ -101,7 +101,7 @@ class Results:
         outcomes = Counter(one.outcome for one in self.done)
         return {
             **found,
-            **{f"units_{name}": outcomes[name] for name in ("done", "skipped", "cut off", "failed")},
+            **{f"units_{name.replace(' ', '_')}": outcomes[name] for name in ("done", "skipped", "cut off", "failed")},
             "not_done": [str(one) for one in self.done if one.outcome != "done"],
             "seconds_of_parts": {
                 part: sum(one.seconds for one in self.done if one.part == part)

@@ -40,7 +40,7 @@ EVENT_SECONDS = 10e-6  # to record two events
 # Two events around one launch add some 3 us: around short kernels they are put around several, and the time is divided.
 SECONDS_TOGETHER = 100e-6
 MOST_TOGETHER = 32
-MOST_LAUNCHES = 256  # of all repeats together: of more than some 1,000 that wait, CUDA lets the host launch no further
+MOST_LAUNCHES = 200  # in all, of up to four kernels: where some 1,000 wait, CUDA lets the host launch no further
 LAUNCHES_OF_LOOK = 3
 LEAST_SECONDS = 1e-9  # the clock's own resolution
 
