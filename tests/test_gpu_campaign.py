@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -25,16 +24,19 @@ from benchmarks.gpu.site import NoDeviceError, Site, check_cuda
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.cluster import this_machine
+from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_devices
 from dejavu.launch.rendezvous import Host
 from dejavu.plans.schedule import default_schedules
-from dejavu.profiles import ProfileDatabase
+from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.kernels import (
     LEAST_REPEATS,
     MOST_LAUNCHES,
     MOST_REPEATS,
     MOST_TOGETHER,
+    OperatorError,
     _time_on_gpu,
     time_work,
 )
@@ -138,18 +140,34 @@ def test_errors_of_what_measured_layers_predict_are_apart_from_blind_ones(tmp_pa
     assert summary["steps_float32_from_layers_mape_percent"] == pytest.approx(2.0)
 
 
-def test_messages_are_measured_before_anything_is_predicted_from_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SHARE_GPUS, "0")
-    cluster = this_machine()
-    name, device = next(iter(cluster.device_types.items()))
-    site = Site(cluster, replace(device, name=name), 1, "gloo", "", is_rehearsal=True)
-    table, _ = timetable(60.0)
-    parts = Campaign(site, questions(2**37, rehearsal=True), results(tmp_path)).parts(table)
+def campaign(tmp_path: Path) -> Campaign:
+    machine = this_machine()
+    device = next(iter(machine.device_types.values()))
+    site = Site(machine, device, 1, "gloo", "", is_rehearsal=True)
+    return Campaign(site, questions(2**37, rehearsal=True), results(tmp_path))
+
+
+def test_messages_are_measured_before_anything_is_predicted_from_them(tmp_path: Path) -> None:
+    parts = campaign(tmp_path).parts(timetable(60.0)[0])
     names, ends = [one.name for one in parts], [one.until for one in parts]
     assert names[:3] == ["calibration", "messages", "predictions"] and sorted(ends) == ends and ends[-1] == 1.0
-    assert names.index("trainings") < names.index("pipelines") and names.index("searches") < names.index("pipelines")
+    assert max(names.index("trainings"), names.index("searches")) < names.index("pipelines")
+
+
+def test_kernels_measured_before_one_fails_are_kept_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(kernels: Sequence[Kernel], device_type: str) -> Iterator[Measurement]:
+        yield row(kind="operator", subject=kernels[0].subject, device_type=device_type, seconds=1e-3)
+        raise OperatorError("the second one")
+
+    monkeypatch.setattr("benchmarks.gpu.parts.measure_kernels", measure)
+    found = campaign(tmp_path)
+    with pytest.raises(OperatorError):
+        found._compare_kernels("kernels", calibration_kernels(found.site.device)[:2])
+    (one,) = found.results.rows
+    assert one["measured_ms"] == pytest.approx(1.0)
+    assert found.results.database.read(kind="operator")["seconds"].to_pylist() == [1e-3]
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.05, 6), (0.2, 4), (1.0, 4)])

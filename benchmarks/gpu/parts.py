@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,8 @@ class Campaign:
             Part(ALONE, 0.56, 18.0, lambda: self._by_precision(partial(self._train_steps, timetable, ALONE))),
             Part("trainings", 0.68, 25.0, lambda: [Unit(str(self.asked[0]), partial(self._train, self.asked[0]))]),
             Part("searches", 0.76, 15.0, lambda: [Unit("restarts at once", partial(self._search, timetable))]),
-            Part(TOGETHER, 0.91, 40.0, lambda: self._by_precision(partial(self._train_steps, timetable, TOGETHER))),
-            Part("kernels", 1.0, 12.0, lambda: self._by_precision(self._measure_kernels)),
+            Part(TOGETHER, 0.93, 35.0, lambda: self._by_precision(partial(self._train_steps, timetable, TOGETHER))),
+            Part("kernels", 1.0, 12.0, lambda: [Unit("of all models", self._measure_kernels)]),
         ]
 
     def _by_precision(self, work: Callable[[Sequence[Question]], None]) -> list[Unit]:
@@ -100,20 +100,22 @@ class Campaign:
                 for kernel, seconds, low, high, source in zip(kernels, *columns, strict=True)
             ),
         )
-        measured = self._keep(measure_kernels(kernels, name))
-        self._compare(zip(foretold.rows, measured, strict=True))
+        for row, measured in zip(foretold.rows, self._kept(measure_kernels(kernels, name)), strict=True):
+            self.results.rows.append(compared(row, measured.seconds))
 
-    def _keep(self, rows: Iterable[Measurement]) -> list[Measurement]:
-        """Keep measurements as they come, also if their process fails before the last."""
+    def _kept(self, rows: Iterable[Measurement]) -> Iterator[Measurement]:
+        """Yield measurements as they come, and keep them, also if their process fails before the last."""
         kept: list[Measurement] = []
         try:
-            kept.extend(rows)
+            for row in rows:
+                kept.append(row)
+                yield row
         finally:
             self.results.database.append(kept)
-        return kept
 
-    def _compare(self, pairs: Iterable[tuple[Row, Measurement]]) -> None:
-        self.results.rows += [compared(foretold, row.seconds) for foretold, row in pairs]
+    def _keep(self, rows: Iterable[Measurement]) -> None:
+        for _ in self._kept(rows):
+            pass
 
     def _prices(self, question: Question) -> Prices:
         request = PlanRequest(
@@ -307,11 +309,11 @@ class Campaign:
         _, rows, _ = table(num_problems=1, budget_seconds=SEARCH_SECONDS, most_seconds=most_seconds)
         self.results.searches.extend(rows)
 
-    def _measure_kernels(self, asked: Sequence[Question]) -> None:
-        """Measure the kernels of the questions that were not measured yet: rows to ship."""
+    def _measure_kernels(self) -> None:
+        """Measure the kernels of all questions that were not measured yet: rows to ship."""
         rows = self.results.database.read(kind="operator", device_type=self.site.device.name)
         known = set(rows["subject"].to_pylist())
-        graphs = [self._prices(one).graph_of(one.workload.num_microbatches) for one in asked]
+        graphs = [self._prices(one).graph_of(one.workload.num_microbatches) for one in self.asked]
         found = {one.subject: one for graph in graphs for one in kernels_of(graph)}
         kernels = [one for subject, one in found.items() if subject not in known and can_measure(one)]
         if kernels:
