@@ -272,3 +272,12 @@ def test_the_table_of_restarts_has_every_number_of_them(monkeypatch: pytest.Monk
     assert all(row["descent_seconds"] > 0 for row in rows)
     assert min(row["over_best_percent"] for row in rows if row["over_best_percent"] is not None) == 0.0
     assert {"cpu_2_descent_seconds", "cpu_4_descent_seconds"} <= set(summary)
+
+
+def test_the_table_of_restarts_ends_in_its_time_without_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "COUNTS", (2, 4))
+    monkeypatch.setattr(restarts, "SIZES", ((2, 8, 12),))
+    _, rows, summary = restarts.table(num_problems=1, budget_seconds=60.0, most_seconds=30.0)
+    assert rows and all("step_seconds" not in row and row["over_best_percent"] is None for row in rows)
+    _, rows, summary = restarts.table(num_problems=1, budget_seconds=1.0, most_seconds=0.0)
+    assert not rows and set(summary) == {"devices"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -16,18 +16,30 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.gpu import ship
+from benchmarks.gpu.parts import Campaign, num_steps
 from benchmarks.gpu.questions import NUM_RANKS, Question, questions
 from benchmarks.gpu.results import Results, compared
 from benchmarks.gpu.schedule import Part, Timetable, Unit
 from benchmarks.gpu.site import NoDeviceError, Site, check_cuda
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
+from dejavu.cluster import this_machine
+from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_devices
 from dejavu.launch.rendezvous import Host
 from dejavu.plans.schedule import default_schedules
-from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.kernels import LEAST_REPEATS, _time_on_gpu, time_work
+from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.profiles.kernel import Kernel
+from dejavu.profiling.kernels import (
+    LEAST_REPEATS,
+    MOST_LAUNCHES,
+    MOST_REPEATS,
+    MOST_TOGETHER,
+    OperatorError,
+    _time_on_gpu,
+    time_work,
+)
 from dejavu.profiling.layer_passes import IN_FLIGHT, _repeat, _Work
 from dejavu.runtime.process import claim_device
 from dejavu.runtime.process.failures import LaunchError
@@ -72,6 +84,13 @@ def test_what_does_not_fit_into_its_part_is_skipped_and_said_to_be() -> None:
     assert told[-1] == "saved" and "skipped" in told[-2]
 
 
+def test_a_unit_can_ask_what_is_left_of_its_part_s_time() -> None:
+    table, _ = timetable(60.0)
+    found: list[float] = []
+    table.run(Part("searches", 0.5, 0.0, units(lambda: found.append(table.part_left_seconds))))
+    assert 29.0 < found[0] <= 30.0 and 59.0 < table.left_seconds <= 60.0
+
+
 def test_the_next_unit_is_expected_to_take_what_the_last_one_took() -> None:
     table, _ = timetable(1.0)
     table.run(Part("layers", 0.5, 0.0, units(lambda: time.sleep(0.4), lambda: pytest.fail("it was run"))))
@@ -110,6 +129,50 @@ def test_differences_and_ranges_of_the_table(tmp_path: Path, measured: float, in
     summary = found.summary()
     assert summary["layers_float32_mape_percent"] == pytest.approx(abs(difference))
     assert summary["layers_in_90_percent_range"] == f"{int(inside)} of 1"
+
+
+def test_errors_of_what_measured_layers_predict_are_apart_from_blind_ones(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    predicted = {**PREDICTED, "part": "steps", "source": "roofline"}
+    found.rows += [compared(predicted, 4.0, from_layers_difference_percent=off) for off in (-3.0, 1.0)]
+    summary = found.summary()
+    assert summary["steps_float32_mape_percent"] == pytest.approx(50.0)
+    assert summary["steps_float32_from_layers_mape_percent"] == pytest.approx(2.0)
+
+
+def campaign(tmp_path: Path) -> Campaign:
+    machine = this_machine()
+    device = next(iter(machine.device_types.values()))
+    site = Site(machine, device, 1, "gloo", "", is_rehearsal=True)
+    return Campaign(site, questions(2**37, rehearsal=True), results(tmp_path))
+
+
+def test_messages_are_measured_before_anything_is_predicted_from_them(tmp_path: Path) -> None:
+    parts = campaign(tmp_path).parts(timetable(60.0)[0])
+    names, ends = [one.name for one in parts], [one.until for one in parts]
+    assert names[:3] == ["calibration", "messages", "predictions"] and sorted(ends) == ends and ends[-1] == 1.0
+    assert max(names.index("trainings"), names.index("searches")) < names.index("pipelines")
+
+
+def test_kernels_measured_before_one_fails_are_kept_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(kernels: Sequence[Kernel], device_type: str) -> Iterator[Measurement]:
+        yield row(kind="operator", subject=kernels[0].subject, device_type=device_type, seconds=1e-3)
+        raise OperatorError("the second one")
+
+    monkeypatch.setattr("benchmarks.gpu.parts.measure_kernels", measure)
+    found = campaign(tmp_path)
+    with pytest.raises(OperatorError):
+        found._compare_kernels("kernels", calibration_kernels(found.site.device)[:2])
+    (one,) = found.results.rows
+    assert one["measured_ms"] == pytest.approx(1.0)
+    assert found.results.database.read(kind="operator")["seconds"].to_pylist() == [1e-3]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.05, 6), (0.2, 4), (1.0, 4)])
+def test_of_long_steps_fewer_are_trained(seconds: float, steps: int) -> None:
+    assert num_steps(seconds) == steps
 
 
 def ship_to(folder: Path, found: Results) -> Any:
@@ -227,13 +290,14 @@ class FakeEvent:
     """An event of a GPU that works as fast as its host."""
 
     told: ClassVar[list[str]] = []
+    now = staticmethod(time.perf_counter)
 
     def __init__(self, *, enable_timing: bool) -> None:
         self.seconds = 0.0
 
     def record(self) -> None:
         self.told.append("event")
-        self.seconds = time.perf_counter()
+        self.seconds = self.now()
 
     def synchronize(self) -> None: ...
 
@@ -254,11 +318,33 @@ def gpu_is_faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_gpu_sleeps_until_all_repeats_are_launched(gpu_is_faked: list[str]) -> None:
+    """First a look at how long it takes, of several launches between two events; then a long kernel's repeats."""
     seconds = _time_on_gpu(lambda: time.sleep(1e-3))
-    waits, (asleep,), events = 2, (k for k, one in enumerate(gpu_is_faked) if one.startswith("sleep")), len(seconds)
-    assert gpu_is_faked[:waits] == ["wait", "wait"] and asleep == waits
-    assert gpu_is_faked[asleep + 1 :] == ["event"] * (2 * events) + ["wait"]
-    assert int(gpu_is_faked[asleep].split()[1]) >= 2e9 * events * 1e-3
+    look, rest = gpu_is_faked[:5], gpu_is_faked[5:]
+    assert [one.split()[0] for one in look] == ["wait", "sleep", "event", "event", "wait"]
+    assert rest[0].startswith("sleep") and rest[1:] == ["event"] * (2 * len(seconds)) + ["wait"]
+    assert int(rest[0].split()[1]) >= 2e9 * len(seconds) * 1e-3
+    assert LEAST_REPEATS <= len(seconds) <= MOST_REPEATS and 1e-3 <= median(seconds) < 2e-3
+
+
+@pytest.mark.parametrize(("each_seconds", "together"), [(0.0, MOST_TOGETHER), (50e-6, 2), (300e-6, 1)])
+def test_short_kernels_are_timed_several_together(
+    gpu_is_faked: list[str], monkeypatch: pytest.MonkeyPatch, each_seconds: float, together: int
+) -> None:
+    """Recording events takes time of the GPU's own, which a repeat of several launches divides among them."""
+    clock = [0.0]
+    monkeypatch.setattr(FakeEvent, "now", staticmethod(lambda: clock[0]))
+
+    def work() -> None:
+        gpu_is_faked.append("launch")
+        clock[0] += each_seconds
+
+    seconds = _time_on_gpu(work)
+    last_sleep = max(k for k, one in enumerate(gpu_is_faked) if one.startswith("sleep"))
+    once = ["event", *["launch"] * together, "event"]
+    assert gpu_is_faked[last_sleep + 1 :] == once * len(seconds) + ["wait"]
+    assert seconds == pytest.approx([each_seconds] * len(seconds), abs=1e-8)
+    assert len(seconds) >= LEAST_REPEATS and len(seconds) * together <= MOST_LAUNCHES
 
 
 def test_passes_of_a_layer_follow_each_other_without_a_wait(gpu_is_faked: list[str]) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.plans.schedule import Pass
 from dejavu.profiling import layer_passes
 from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
@@ -56,6 +58,11 @@ def test_a_loop_takes_time() -> None:
     assert 0.0 < sample_seconds() < 1.0
 
 
+def asked(workload: Workload, graph: Graph) -> dict[str, Any]:
+    signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
+    return {"workload": workload.model_dump(mode="json"), "kind": graph.kind, "signatures": signatures}
+
+
 def figures(
     workload: Workload,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,15 +78,28 @@ def figures(
     monkeypatch.setattr(layer_passes, "WAIT_SECONDS", math.inf)  # whoever works beside this test
     graph = capture(workload)
     job = {
-        "workload": workload.model_dump(mode="json"),
-        "kind": graph.kind,
-        "signatures": list(dict.fromkeys(layer.signature for layer in graph.layers)),
+        "models": [asked(workload, graph)],
         "average": average,
         "least_sample_seconds": math.inf,
         "is_alone": True,
         "until_ended": False,
     }
     return [(row["signature"], row["direction"], row["repeats"]) for row in _figures(job, CPU) if "signature" in row]
+
+
+def test_one_process_measures_the_layers_of_several_models(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_passes, "SECONDS_PER_LAYER", 0.0)
+    models = [tiny, tiny.model_copy(update={"batch_size": 2 * tiny.batch_size})]
+    graphs = [capture(one) for one in models]
+    job = {
+        "models": [asked(*one) for one in zip(models, graphs, strict=True)], "average": "mean", "is_alone": False,
+        "until_ended": False, "least_sample_seconds": math.inf,
+    }  # fmt: skip
+    rows = list(_figures(job, CPU))
+    for number, graph in enumerate(graphs):
+        found = {row["signature"] for row in rows if row["model"] == number}
+        assert found == {layer.signature for layer in graph.layers}
+    assert [row["model"] for row in rows] == sorted(row["model"] for row in rows)
 
 
 def test_disturbed_repeats_do_not_count(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:

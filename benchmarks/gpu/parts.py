@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,17 +27,20 @@ from dejavu.plans import Plan
 from dejavu.profiles import Measurement
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.kernels import can_measure, measure_kernels
+from dejavu.profiling.layers import Asked, Conditions, measure_layers_of
 from dejavu.profiling.links import measure_link
-from dejavu.profiling.profiler import Profiler, kernels_of
+from dejavu.profiling.profiler import kernels_of
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulation import simulate_plan
 from dejavu.workload import OptimizerSettings
 
-STEPS = 6  # of each schedule's training; the first ones do not count
+STEPS = 6  # of each schedule's training; the first two do not count
+LONG_STEPS, LONG_STEP_SECONDS = 4, 0.2  # so many where a step is expected to take so long: two of them count
 ALONE, TOGETHER = "steps", "pipelines"  # parts: the whole model on one rank, and on `NUM_RANKS`
 TRAINED_STEPS = 12  # of the training through the launcher
 PLANNING_SECONDS = 5.0
 SEARCH_SECONDS = 3.0  # for each number of restarts
+MOST_SEARCH_SECONDS = 25.0  # for all of them, on GPU and CPU
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,19 @@ class Campaign:
     def parts(self, timetable: Timetable) -> list[Part]:
         """Return the parts in their order; a part's time is what is left when those before it have ended."""
         return [
-            Part("calibration", 0.10, 20.0, self._calibrating),
-            Part("predictions", 0.15, 5.0, lambda: self._each(self._predict)),
-            Part("layers", 0.40, 15.0, lambda: self._each(self._measure_layers)),
-            Part(ALONE, 0.50, 15.0, lambda: self._by_precision(partial(self._train_steps, timetable, ALONE))),
-            Part("messages", 0.52, 5.0, lambda: [Unit(f"{NUM_RANKS} ranks", self._measure_messages)]),
-            Part(TOGETHER, 0.78, 25.0, lambda: self._by_precision(partial(self._train_steps, timetable, TOGETHER))),
-            Part("trainings", 0.87, 20.0, lambda: self._each(self._train, self.asked[:1])),
-            Part("searches", 0.93, 15.0, lambda: [Unit("restarts at once", self._search)]),
-            Part("kernels", 1.0, 10.0, lambda: self._each(self._measure_kernels)),
+            Part("calibration", 0.10, 15.0, self._calibrating),
+            Part("messages", 0.13, 6.0, lambda: [Unit(f"{NUM_RANKS} ranks", self._measure_messages)]),
+            Part("predictions", 0.18, 5.0, lambda: [Unit(str(one), partial(self._predict, one)) for one in self.asked]),
+            Part("layers", 0.40, 20.0, lambda: self._by_precision(self._measure_layers)),
+            Part(ALONE, 0.56, 18.0, lambda: self._by_precision(partial(self._train_steps, timetable, ALONE))),
+            Part("trainings", 0.68, 25.0, lambda: [Unit(str(self.asked[0]), partial(self._train, self.asked[0]))]),
+            Part("searches", 0.76, 15.0, lambda: [Unit("restarts at once", partial(self._search, timetable))]),
+            Part(TOGETHER, 0.93, 35.0, lambda: self._by_precision(partial(self._train_steps, timetable, TOGETHER))),
+            Part("kernels", 1.0, 12.0, lambda: [Unit("of all models", self._measure_kernels)]),
         ]
 
-    def _each(self, work: Callable[[Question], None], asked: Sequence[Question] | None = None) -> list[Unit]:
-        return [Unit(str(one), partial(work, one)) for one in asked or self.asked]
-
     def _by_precision(self, work: Callable[[Sequence[Question]], None]) -> list[Unit]:
-        """Return units of one launch each: ranks take seconds to start."""
+        """Return units of one launch each: processes take seconds to start, and a GPU's first kernels to load."""
         precisions = dict.fromkeys(one.precision for one in self.asked)
         return [Unit(name, partial(work, [one for one in self.asked if one.precision == name])) for name in precisions]
 
@@ -100,20 +100,22 @@ class Campaign:
                 for kernel, seconds, low, high, source in zip(kernels, *columns, strict=True)
             ),
         )
-        measured = self._keep(measure_kernels(kernels, name))
-        self._compare(zip(foretold.rows, measured, strict=True))
+        for row, measured in zip(foretold.rows, self._kept(measure_kernels(kernels, name)), strict=True):
+            self.results.rows.append(compared(row, measured.seconds))
 
-    def _keep(self, rows: Iterable[Measurement]) -> list[Measurement]:
-        """Keep measurements as they come, also if their process fails before the last."""
+    def _kept(self, rows: Iterable[Measurement]) -> Iterator[Measurement]:
+        """Yield measurements as they come, and keep them, also if their process fails before the last."""
         kept: list[Measurement] = []
         try:
-            kept.extend(rows)
+            for row in rows:
+                kept.append(row)
+                yield row
         finally:
             self.results.database.append(kept)
-        return kept
 
-    def _compare(self, pairs: Iterable[tuple[Row, Measurement]]) -> None:
-        self.results.rows += [compared(foretold, row.seconds) for foretold, row in pairs]
+    def _keep(self, rows: Iterable[Measurement]) -> None:
+        for _ in self._kept(rows):
+            pass
 
     def _prices(self, question: Question) -> Prices:
         request = PlanRequest(
@@ -185,26 +187,42 @@ class Campaign:
         name, num_layers = self.site.device.name, len(graph.layers)
         return [question.whole(num_layers, name)] if part == ALONE else list(question.plans(num_layers, name))
 
-    def _measure_layers(self, question: Question) -> None:
+    def _measure_layers(self, asked: Sequence[Question]) -> None:
         """Measure every layer as `dejavu profile` does, and compare with what was predicted."""
-        foretold = self.blind.get((str(question), "layers"))
-        if foretold is None:
-            raise LookupError("its layers were not predicted, so they are not measured: predictions come first")
-        prices, count = self._prices(question), question.workload.num_microbatches
-        Profiler(prices.graph_of(count), question.workload, self.site.cluster, self.results.database).run(("layers",))
-        measured = self._prices(question)
+        ready = [question for question in asked if (str(question), "layers") in self.blind]
+        graphs = [self._prices(one).graph_of(one.workload.num_microbatches) for one in ready]
+        layers = [
+            Asked(question.workload, graph, list(dict.fromkeys(layer.signature for layer in graph.layers)))
+            for question, graph in zip(ready, graphs, strict=True)
+        ]
+        try:
+            if layers:
+                self._keep(measure_layers_of(layers, self.site.device.name, self._conditions))
+        finally:
+            without = [what for question in ready for what in self._compare_layers(question)]
+        if without:
+            raise LookupError(f"measured, but found implausible and not used (the log says why): {'; '.join(without)}")
+        _check_predicted(asked, ready)
+
+    @property
+    def _conditions(self) -> Conditions:
+        """In a rehearsal one core computes: on the others companions would push other work to it, and it would wait."""
+        return Conditions(1 if self.site.is_rehearsal else min(NUM_RANKS, self.site.num_devices))
+
+    def _compare_layers(self, question: Question) -> list[str]:
+        """Compare its layers that are measured with what was predicted; return which are not."""
+        measured, count = self._prices(question), question.workload.num_microbatches
         table, graph = measured.table_of(count), measured.graph_of(count)
         place = {layer.signature: k for k, layer in enumerate(graph.layers)}
         without: list[str] = []
-        for row in foretold.rows:
+        for row in self.blind[str(question), "layers"].rows:
             price = table.grids[row["direction"]].at(place[row["signature"]], 0)
             shown = {name: value for name, value in row.items() if name not in ("signature", "direction")}
             if price.source == MEASURED:
                 self.results.rows.append(compared(shown, price.seconds))
             else:
-                without.append(str(row["what"]))
-        if without:
-            raise LookupError(f"measured, but found implausible and not used (the log says why): {'; '.join(without)}")
+                without.append(f"{question}, {row['what']}")
+        return without
 
     def _measure_messages(self) -> None:
         self._keep(measure_link(self.site.device.name))
@@ -223,12 +241,13 @@ class Campaign:
             )
             foretold += zip(self.blind[str(question), part].rows, informed.rows, strict=True)
             problem = prices.priced(count).problem
+            plans = self._plans(question, prices.graph_of(count), part)
             jobs += [
                 TrainingJob(
                     question.workload.model_copy(update={"schedule": plan.schedule}),
-                    bind(problem, plan, self.site.cluster), Draw(), None, 0, STEPS, "",
+                    bind(problem, plan, self.site.cluster), Draw(), None, 0, num_steps(row["seconds"]), "",
                 )
-                for plan in self._plans(question, prices.graph_of(count), part)
+                for plan, row in zip(plans, informed.rows, strict=True)
             ]  # fmt: skip
         trained = train_in_turn(jobs, timeout_seconds=timetable.left_seconds) if jobs else []
         first_losses: dict[str, tuple[float, ...]] = {}
@@ -238,14 +257,14 @@ class Campaign:
             more = {
                 "from_layers_ms": 1e3 * informed_row["seconds"],
                 "from_layers_difference_percent": 100 * (informed_row["seconds"] / run.median_step_seconds - 1),
+                "steps_counted": len(run.step_seconds),
                 "backend": self.site.backend,
                 "last_loss": run.losses[-1] if finite else None,
-                "losses_apart": max(abs(a - b) for a, b in zip(run.losses, others, strict=True)) if finite else None,
+                "losses_apart": max(abs(a - b) for a, b in zip(run.losses, others, strict=False)) if finite else None,
                 "peak_gib": max(stage.peak_bytes for stage in run.stages) / 2**30,
             }
             self.results.rows.append(compared(blind, run.median_step_seconds, **more))
-        if without := [str(question) for question in asked if question not in ready]:
-            raise LookupError(f"not measured, because predictions come first and failed: {', '.join(without)}")
+        _check_predicted(asked, ready)
 
     def _train(self, question: Question) -> None:
         """Plan, bind, launch and checkpoint as `dejavu run` does, and compare the losses with one process."""
@@ -282,18 +301,35 @@ class Campaign:
         more = {"backend": self.site.backend, "last_loss": result.losses[-1], "losses_apart": apart}
         self.results.rows.append(compared(foretold.rows[0], result.step_seconds, **more))
 
-    def _search(self) -> None:
+    def _search(self, timetable: Timetable) -> None:
         """Descend with more and more restarts at once, which is what the search on a GPU is for."""
         from benchmarks.search.restarts import table
 
-        _, rows, _ = table(num_problems=1, budget_seconds=SEARCH_SECONDS)
+        most_seconds = min(MOST_SEARCH_SECONDS, timetable.part_left_seconds)
+        _, rows, _ = table(num_problems=1, budget_seconds=SEARCH_SECONDS, most_seconds=most_seconds)
         self.results.searches.extend(rows)
 
-    def _measure_kernels(self, question: Question) -> None:
-        """Measure the kernels of the question that were not measured yet: rows to ship."""
-        graph = self._prices(question).graph_of(question.workload.num_microbatches)
+    def _measure_kernels(self) -> None:
+        """Measure the kernels of all questions that were not measured yet: rows to ship."""
         rows = self.results.database.read(kind="operator", device_type=self.site.device.name)
         known = set(rows["subject"].to_pylist())
-        kernels = {one.subject: one for one in kernels_of(graph) if one.subject not in known and can_measure(one)}
+        graphs = [self._prices(one).graph_of(one.workload.num_microbatches) for one in self.asked]
+        found = {one.subject: one for graph in graphs for one in kernels_of(graph)}
+        kernels = [one for subject, one in found.items() if subject not in known and can_measure(one)]
         if kernels:
-            self._compare_kernels("kernels", list(kernels.values()))
+            self._compare_kernels("kernels", kernels)
+
+
+def num_steps(seconds: float) -> int:
+    """Return how many steps are trained, of a plan whose step is expected to take so long."""
+    return STEPS if seconds < LONG_STEP_SECONDS else LONG_STEPS
+
+
+def _check_predicted(asked: Sequence[Question], ready: Sequence[Question]) -> None:
+    """Check that everything was predicted.
+
+    Raises:
+        LookupError: something was not.
+    """
+    if without := [str(question) for question in asked if question not in ready]:
+        raise LookupError(f"not measured, because predictions come first and failed: {', '.join(without)}")

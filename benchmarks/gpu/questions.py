@@ -15,10 +15,10 @@ from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings,
 NUM_RANKS = 2
 NUM_MICROBATCHES = 4
 LARGE_MEMORY_BYTES = 40 * 2**30  # from here on microbatches are of full size, otherwise of a quarter
-PRECISIONS: dict[str, dict[str, Any]] = {  # the first: weights too; the last: weights and gradients in float32
+PRECISIONS: dict[str, dict[str, Any]] = {  # the first: weights too; the second: weights and gradients in float32
     "bfloat16": {"dtype": "bfloat16"},
-    "float32": {},
     "float16": {"mixed_precision": "float16"},
+    "float32": {},  # the last, because it takes longest
 }
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -36,7 +36,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "cnn": {
         "model_options": {"num_blocks": 8, "width": 256},
         "synthetic": SyntheticSettings(num_classes=1000, image_shape=(3, 64, 64)),
-        "batch_size": 128,
+        "batch_size": 64,  # messages of 34 to 67 MB go between two ranks
     },
 }
 IN_REHEARSAL: dict[str, dict[str, Any]] = {

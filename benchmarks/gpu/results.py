@@ -81,25 +81,27 @@ class Results:
         return self.path.with_name(f"{self.path.stem}-rows.parquet")
 
     def summary(self) -> Row:
-        """Return errors by part and precision, what was not done and why, and the provenance."""
+        """Return errors by part and precision, what was not done and why, and the provenance.
+
+        Errors are of what the micro-benchmarks alone predict; `from_layers`: of what the measured layers do.
+        """
         found: Row = {}
         for part in dict.fromkeys(row["part"] for row in self.rows):
             of_part = [row for row in self.rows if row["part"] == part]
             for precision in dict.fromkeys(row["precision"] for row in of_part):
-                errors = [
-                    abs(row["difference_percent"])
-                    for row in of_part
-                    if row["precision"] == precision and row.get("difference_percent") is not None
-                ]
-                if errors:
-                    found[f"{part}_{precision}_mape_percent"] = mean(errors)
+                own = [row for row in of_part if row["precision"] == precision]
+                for name in ("", "from_layers_"):
+                    differences = [row.get(f"{name}difference_percent") for row in own]
+                    errors = [abs(one) for one in differences if one is not None]
+                    if errors:
+                        found[f"{part}_{precision}_{name}mape_percent"] = mean(errors)
             inside = [row["in_range"] for row in of_part if row.get("in_range") is not None]
             if inside:
                 found[f"{part}_in_90_percent_range"] = f"{sum(inside)} of {len(inside)}"
         outcomes = Counter(one.outcome for one in self.done)
         return {
             **found,
-            **{f"units_{name}": outcomes[name] for name in ("done", "skipped", "cut off", "failed")},
+            **{f"units_{name.replace(' ', '_')}": outcomes[name] for name in ("done", "skipped", "cut off", "failed")},
             "not_done": [str(one) for one in self.done if one.outcome != "done"],
             "seconds_of_parts": {
                 part: sum(one.seconds for one in self.done if one.part == part)

@@ -74,17 +74,23 @@ class Timetable:
     after_each: Callable[[], None]
     done: list[Done] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
+    _until: float = 1.0  # of the part that runs
 
     @property
     def left_seconds(self) -> float:
         """Until the end of the whole campaign."""
         return self.total_seconds - (time.monotonic() - self._began)
 
+    @property
+    def part_left_seconds(self) -> float:
+        """Until the end of the time of the part that runs."""
+        return self.left_seconds - (1.0 - self._until) * self.total_seconds
+
     def run(self, part: Part) -> None:
         """Run the part's units; which were skipped, cut off or failed is in `done`."""
-        expected = part.guess_seconds
+        expected, self._until = part.guess_seconds, part.until
         for unit in part.units():
-            left = min(self.left_seconds, part.until * self.total_seconds - (self.total_seconds - self.left_seconds))
+            left = self.part_left_seconds
             if left < expected:
                 why = f"it may take {expected:.0f} s, and {max(left, 0):.0f} s of this part's time are left"
                 self._note(Done(part.name, unit.name, "skipped", 0.0, why))

@@ -6,6 +6,7 @@ the GPU where there is one. A CPU is not asked for more restarts where its last 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,9 +32,14 @@ QUICK = {"num_problems": 1, "budget_seconds": 2.0}
 
 
 def table(
-    *, num_problems: int = 3, seed: int = 0, budget_seconds: float = 10.0
+    *, num_problems: int = 3, seed: int = 0, budget_seconds: float = 10.0, most_seconds: float = math.inf
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """Every number of restarts on every problem and device."""
+    """Every number of restarts on every problem and device.
+
+    Args:
+        most_seconds: searches that do not fit into so many are left out, and so is a descent that they cut off.
+    """
+    ends = time.monotonic() + most_seconds
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     warm_up([Differentiable()], [_problem(0, seed)])
     rows: list[dict[str, Any]] = []
@@ -43,9 +49,9 @@ def table(
         of_case: list[dict[str, Any]] = []
         for device in devices:
             searches = device == devices[0]
-            for count, seconds in _descents(problem, device, seed):
+            for count, seconds in _descents(problem, device, seed, ends):
                 row = {**about, "device": _name(device), "restarts": count, "descent_seconds": seconds}
-                if searches:
+                if searches and time.monotonic() + budget_seconds <= ends:
                     found = run(Differentiable(num_restarts=count), problem, budget_seconds, seed)
                     row |= {"step_seconds": found.step_seconds, "search_wall_seconds": found.wall_seconds}
                 of_case.append(row)
@@ -67,14 +73,25 @@ def _name(device: str) -> str:
     return torch.cuda.get_device_name(0) if device == "cuda" else "CPU, one thread"
 
 
-def _descents(problem: Problem, device: str, seed: int) -> Iterator[tuple[int, float]]:
-    """Yield each number of restarts, and the seconds of a descent that is not the first on the device."""
+def _descents(problem: Problem, device: str, seed: int, ends: float = math.inf) -> Iterator[tuple[int, float]]:
+    """Yield each number of restarts, and the seconds of a descent that is not the first on the device.
+
+    Args:
+        ends: when, on the monotonic clock, descending is cut off.
+    """
     search = Differentiable()
+    left = ends - time.monotonic()
+    if left <= 0:
+        return
     known = replace(search, num_rounds=0).run(
-        problem, budget_seconds=FIRST_PLAN_SECONDS
+        problem, budget_seconds=min(FIRST_PLAN_SECONDS, left)
     )  # what its descents begin with
     if not isinstance(known, SearchResult):
         return
+
+    def is_over() -> bool:
+        return time.monotonic() > ends
+
     options = Options.of(problem)
     decoder = Decoder(problem, options)
     value_T = decoder.values(chain_bounds(options.first_L1, options.stop_N, options.seconds_N, options.busy_N)[0])
@@ -92,8 +109,10 @@ def _descents(problem: Problem, device: str, seed: int) -> Iterator[tuple[int, f
         for count in COUNTS:
             point = relaxation.start(count, seed, value_T)
             began = time.perf_counter()
-            relaxation.descend(point, search.num_steps, lambda: False)  # its results are numbers of the host: all done
+            relaxation.descend(point, search.num_steps, is_over)  # its results are numbers of the host: all done
             seconds = time.perf_counter() - began
+            if is_over():
+                return
             yield count, seconds
             if device == "cpu" and seconds > MOST_SECONDS:
                 return

@@ -37,6 +37,11 @@ SECONDS_PER_KERNEL = 0.25
 CYCLES_PER_SECOND = 2e9
 SPARE = 2.0
 EVENT_SECONDS = 10e-6  # to record two events
+# Two events around one launch add some 3 us: around short kernels they are put around several, and the time is divided.
+SECONDS_TOGETHER = 100e-6
+MOST_TOGETHER = 32
+MOST_LAUNCHES = 200  # in all, of up to four kernels: where some 1,000 wait, CUDA lets the host launch no further
+LAUNCHES_OF_LOOK = 3
 LEAST_SECONDS = 1e-9  # the clock's own resolution
 
 aten = torch.ops.aten
@@ -144,7 +149,7 @@ def _main() -> None:
 
 
 def time_work(work: Work, device: torch.device) -> list[float]:
-    """Return the seconds of every repeat: CPU time on a CPU; on a GPU its own, whatever the host needs to launch it."""
+    """Return seconds of every repeat: CPU time on a CPU; on a GPU its own, whatever the host needs to launch it."""
     for _ in range(WARMUP_REPEATS):
         work()
     if device.type == "cuda":
@@ -164,22 +169,31 @@ def _time_on_gpu(work: Work) -> list[float]:
     """Time repeats that follow each other without a gap, as in a training that keeps its GPU busy.
 
     A host takes 5 to 25 us to launch a kernel. Were the GPU idle meanwhile, that time would be taken for the kernel's.
+    A repeat is one launch of a long kernel; of a short one it is the mean of so many as make `SECONDS_TOGETHER`.
     """
     torch.cuda.synchronize()
     before = time.perf_counter()
     work()
-    launched = time.perf_counter() - before
-    torch.cuda.synchronize()
-    once = max(time.perf_counter() - before, LEAST_SECONDS)
-    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(SECONDS_PER_KERNEL / once)))
+    launch_seconds = max(time.perf_counter() - before, LEAST_SECONDS)
+    (once,) = _repeats_on_gpu(work, 1, LAUNCHES_OF_LOOK, launch_seconds)
+    together = max(1, min(MOST_TOGETHER, round(SECONDS_TOGETHER / once)))
+    most = min(MOST_REPEATS, MOST_LAUNCHES // together)
+    repeats = max(LEAST_REPEATS, min(most, int(SECONDS_PER_KERNEL / (together * max(once, launch_seconds)))))
+    return _repeats_on_gpu(work, repeats, together, launch_seconds)
+
+
+def _repeats_on_gpu(work: Work, repeats: int, together: int, launch_seconds: float) -> list[float]:
+    """Return the mean seconds of a launch in each repeat, which is so many launches between two events."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    torch.cuda._sleep(int(SPARE * CYCLES_PER_SECOND * repeats * (launched + EVENT_SECONDS)))
+    launching_seconds = repeats * (together * launch_seconds + EVENT_SECONDS)
+    torch.cuda._sleep(int(SPARE * CYCLES_PER_SECOND * launching_seconds))
     for start, stop in events:
         start.record()
-        work()
+        for _ in range(together):
+            work()
         stop.record()
     torch.cuda.synchronize()
-    return [max(start.elapsed_time(stop) / 1e3, LEAST_SECONDS) for start, stop in events]
+    return [max(start.elapsed_time(stop) / 1e3 / together, LEAST_SECONDS) for start, stop in events]
 
 
 def _work(kernel: Kernel, device: torch.device) -> Work | None:

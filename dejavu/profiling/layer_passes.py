@@ -57,32 +57,41 @@ def _main(job: dict[str, Any]) -> None:
 
 
 def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield a row for each layer and pass as it is measured; layers with a slow core all the time again at the end.
+    """Yield a row for each model's layers and passes as each is measured; with a slow core all the time again at last.
 
     The last row is the fastest sample of the core.
     """
-    workload = Workload.model_validate(job["workload"])
-    layers = _Layers(workload, capture(workload, job["kind"]), device)
+    models = [_model(one, device) for one in job["models"]]
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
     probe = (
         InterferenceProbe(job["least_sample_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
     )
-    wanted, is_again = list(job["signatures"]), False
-    while wanted:
-        looks: dict[str, float] = {}
-        for signature, work in layers.of(wanted):
-            passes, looks[signature] = _time_layer(work, workload, probe, is_alone=job["is_alone"])
-            for direction, timings in passes.items():
-                chosen = counted(timings, LEAST_REPEATS)
-                figures = figures_of([timings[k].seconds for k in chosen.places])
-                share = chosen.disturbed_share if probe else None
-                yield {"signature": signature, "direction": direction, "disturbed_share": share, **figures}
+    wanted, is_again = [list(one["signatures"]) for one in job["models"]], False
+    while any(wanted):
+        looks: list[dict[str, float]] = [{} for _ in models]
+        for number, layers in enumerate(models):
+            for signature, work in layers.of(wanted[number]):
+                passes, looks[number][signature] = _time_layer(work, layers.workload, probe, is_alone=job["is_alone"])
+                for direction, timings in passes.items():
+                    chosen = counted(timings, LEAST_REPEATS)
+                    figures = figures_of([timings[k].seconds for k in chosen.places])
+                    share = chosen.disturbed_share if probe else None
+                    about = {"model": number, "signature": signature, "direction": direction}
+                    yield {**about, "disturbed_share": share, **figures}
         if not job["until_ended"]:
             # By now faster samples may be known than when the layer was measured.
-            wanted = [name for name in wanted if probe and probe.slowdown(looks[name]) > DISTURBED and not is_again]
+            wanted = [
+                [name for name, look in own.items() if probe and probe.slowdown(look) > DISTURBED and not is_again]
+                for own in looks
+            ]
             is_again = True
     if probe:
         yield {"sample_seconds": probe.least_seconds}
+
+
+def _model(asked: dict[str, Any], device: torch.device) -> _Layers:
+    workload = Workload.model_validate(asked["workload"])
+    return _Layers(workload, capture(workload, asked["kind"]), device)
 
 
 class _Work(NamedTuple):

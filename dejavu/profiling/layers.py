@@ -52,6 +52,24 @@ class Conditions:
     in_slices: bool = False
     least_sample_seconds: float = math.inf
 
+    @property
+    def average(self) -> str:
+        """Return which average of the repeats counts."""
+        return "mean" if self.in_slices else "median"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Layers of one model that are to be measured.
+
+    Attributes:
+        signatures: of its layers; each is measured once.
+    """
+
+    workload: Workload
+    graph: Graph
+    signatures: Sequence[str]
+
 
 def measure_layers(
     workload: Workload,
@@ -63,36 +81,50 @@ def measure_layers(
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
-    """Measure forward, backward and optimizer seconds of the layers with these signatures; yield database rows.
+    """Measure layers of one model, as `measure_layers_of` does those of several."""
+    asked = [Asked(workload, graph, signatures)]
+    return measure_layers_of(asked, device_type, conditions, progress=progress, on_start=on_start)
+
+
+def measure_layers_of(
+    asked: Sequence[Asked],
+    device_type: str,
+    conditions: Conditions = Conditions(),
+    *,
+    progress: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[int, int], None] = lambda number, process: None,
+) -> Iterator[Measurement]:
+    """Measure forward, backward and optimizer seconds of layers in one process; yield database rows.
 
     On a CPU the last row is of kind `probe`: the fastest sample of the core.
 
     Args:
+        asked: models of one kind of device, one after the other.
         on_start: called with the number and process id of each process; 0 is the measured one.
 
     Raises:
         MeasureError: the measuring process failed.
     """
-    num_busy, in_slices = conditions.num_busy, conditions.in_slices
-    average = "mean" if in_slices else "median"
+    num_busy = conditions.num_busy
     job = {
-        "workload": workload.model_dump(mode="json"),
-        "kind": graph.kind,
-        "signatures": list(signatures),
-        "average": average,
+        "models": [
+            {
+                "workload": one.workload.model_dump(mode="json"),
+                "kind": one.graph.kind,
+                "signatures": list(one.signatures),
+            }
+            for one in asked
+        ],
+        "average": conditions.average,
         "least_sample_seconds": conditions.least_sample_seconds,
         "is_alone": num_busy <= len(os.sched_getaffinity(0)),
     }
-    how = f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}"
-    if graph.kind == "cpu" and not in_slices:
-        how += " of processor seconds"
-    how += ", compiled" if workload.compile else ""
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A file, not a pipe: a pipe that nobody reads blocks a process that prints many warnings.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
     child = _start({**job, "core": 0, "until_ended": False}, errors)
-    layers = {layer.signature: layer for layer in graph.layers}
-    begun: set[str] = set()
+    layers = [{layer.signature: layer for layer in one.graph.layers} for one in asked]
+    begun: set[tuple[int, str]] = set()
     try:
         for number, process in enumerate((child, *companions)):
             on_start(number, process.pid)
@@ -102,11 +134,12 @@ def measure_layers(
             if "sample_seconds" in row:
                 yield probe_row(device_type, row["sample_seconds"])
                 continue
-            layer = layers[row.pop("signature")]
-            if row["direction"] == DIRECTIONS[0] and layer.signature not in begun:
+            place = row.pop("model"), row.pop("signature")
+            layer = layers[place[0]][place[1]]
+            if row["direction"] == DIRECTIONS[0] and place not in begun:
                 progress(layer.name)
-                begun.add(layer.signature)
-            yield _layer_row(workload, layer, device_type, row, how)
+                begun.add(place)
+            yield _layer_row(asked[place[0]], layer, device_type, row, conditions)
         if child.wait():
             errors.seek(0)
             raise MeasureError(what_failed(f"measuring layers on {device_type}", errors.read()))
@@ -117,9 +150,16 @@ def measure_layers(
         errors.close()
 
 
-def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict[str, Any], how: str) -> Measurement:
+def _layer_row(
+    asked: Asked, layer: Layer, device_type: str, figures: dict[str, Any], conditions: Conditions
+) -> Measurement:
     """Make the row of one pass."""
-    direction = figures["direction"]
+    workload, direction = asked.workload, figures["direction"]
+    how = f"one pinned thread, {conditions.num_busy} devices busy, {IN_FLIGHT} microbatches in flight, "
+    how += conditions.average
+    if asked.graph.kind == "cpu" and not conditions.in_slices:
+        how += " of processor seconds"
+    how += ", compiled" if workload.compile else ""
     work = Work.of([layer], direction, workload.dtype, workload.optimizer)
     return measured_here(
         kind="layer",
