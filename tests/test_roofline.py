@@ -16,7 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.cost import fp16
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
-from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
+from dejavu.cost.kernels.calibration import (
+    NUM_FACTORS,
+    Calibration,
+    calibrate,
+    calibration_kernels,
+    elementwise,
+    product,
+    row_wise,
+)
 from dejavu.cost.kernels.features import MOST_MEMORY_SHARE, WINOGRAD
 from dejavu.cost.kernels.roofline import (
     MATRIX_UNITS,
@@ -231,7 +239,7 @@ def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
 def test_calibration_finds_how_a_device_differs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     device = GPUS[int(rng.integers(len(GPUS)))]
-    truth = Calibration(*np.exp(rng.normal(0, 0.4, 3)).tolist())
+    truth = Calibration(*np.exp(rng.normal(0, 0.4, NUM_FACTORS)).tolist())
     kernels = calibration_kernels(device)
     noise = np.exp(rng.normal(0, 0.05, len(kernels)))
     noise[0] *= 20  # an outlier
@@ -256,6 +264,28 @@ def test_few_kernels_move_the_calibration_little() -> None:
     moved = [calibrate(kernels[:count], twice[:count], A100).memory for count in (1, 3, 20)]
     assert 1 < moved[0] < moved[1] < moved[2] < 1.2 * 1.01
     assert calibrate(kernels, twice, A100).compute == pytest.approx(1.0)  # nothing was learned of it
+
+
+def test_matrix_units_are_calibrated_by_their_own_kernels() -> None:
+    """Slow float32 products and launches that the host does not hold say nothing of products in 16 bits."""
+    device = catalogue()["H100-SXM5-80GB"]
+    kernels = calibration_kernels(device)
+    truth = Calibration(compute=0.6, launch=0.1)
+    found = calibrate(kernels, truth.roofline(ROOFLINE).seconds(kernels, device), device)
+    assert found.compute < 0.7 and found.launch < 0.3
+    assert found.matrix_compute == pytest.approx(1.0, abs=0.03)
+    in_16_bits = random_kernels("bfloat16", 50, seed=4)
+    expected = ROOFLINE.seconds(in_16_bits, device)
+    np.testing.assert_allclose(found.roofline(ROOFLINE).seconds(in_16_bits, device), expected, rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["H100-SXM5-80GB", "H100-PCIE-80GB", "T4"])
+def test_a_device_that_is_faster_than_its_power_says_is_calibrated(name: str) -> None:
+    device = catalogue()[name]
+    kernels = [product(8192, 8192, 8192 * number, "float16") for number in range(1, 9)]
+    faster = ROOFLINE.seconds(kernels, device) / 1.2
+    found = calibrate(kernels, faster, device).roofline(ROOFLINE).seconds(kernels, device)
+    np.testing.assert_allclose(found, faster, rtol=0.05)
 
 
 @pytest.mark.parametrize("device", [*GPUS, *this_machine().device_types.values()], ids=lambda device: device.name)

@@ -1,7 +1,9 @@
-"""Calibrating the roofline of one device with a few measured kernels: three factors, held near 1 while there are few.
+"""Calibrating the roofline of one device with a few measured kernels: four factors, held near 1 while there are few.
 
 The corrections of arithmetic, memory and launch are the maximum a posteriori under robust errors and a prior around 1.
-Without kernels they are 1; a dozen kernels outweigh the prior.
+Without kernels they are 1; a dozen kernels outweigh the prior. Matrix units have a factor of their own: they are other
+units, and how fast they are says nothing of the rest. Their launch stays as it is: that of the other law holds the
+host's part, and no product of the micro-benchmark in their types is short enough to tell.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dejavu.cost.kernels.roofline import ITEM_BYTES, Floats, KernelLaw, KernelRo
 from dejavu.profiles.kernel import Kernel
 
 PRIOR_DEVIATION = math.log(2)  # of a logarithm: a device is seldom more than twice off its catalogue
+NUM_FACTORS = 4  # compute, memory, launch, matrix_compute
 KERNEL_DEVIATION = 0.2  # of a logarithm: what the law leaves open once it is calibrated; larger errors count softly
 MOST_CORRECTION = 30.0  # times or one over; more is a fault of the unit, and stays visible
 
@@ -34,30 +37,32 @@ class Calibration:
     """How one device differs from the roofline: above 1 is faster than it says, but a longer launch.
 
     Attributes:
+        matrix_compute: in place of `compute`, of matrix units.
         num_kernels: what it was fitted to.
     """
 
     compute: float = 1.0
     memory: float = 1.0
     launch: float = 1.0
+    matrix_compute: float = 1.0
     num_kernels: int = 0
-
-    def law(self, law: KernelLaw) -> KernelLaw:
-        """Return the calibrated law of this device."""
-        return replace(
-            law,
-            compute_efficiency=law.compute_efficiency * self.compute,
-            memory_efficiency=law.memory_efficiency * self.memory,
-            traffic_efficiency={name: share * self.memory for name, share in law.traffic_efficiency.items()},
-            launch_seconds=law.launch_seconds * self.launch,
-        )
 
     def roofline(self, roofline: KernelRoofline) -> KernelRoofline:
         """Return the calibrated roofline of this device."""
         return KernelRoofline(
-            matrix_units=self.law(roofline.matrix_units),
-            scalar_units=self.law(roofline.scalar_units),
-            cpu_core=self.law(roofline.cpu_core),
+            matrix_units=self._law(roofline.matrix_units, self.matrix_compute, 1.0),
+            scalar_units=self._law(roofline.scalar_units, self.compute, self.launch),
+            cpu_core=self._law(roofline.cpu_core, self.compute, self.launch),
+        )
+
+    def _law(self, law: KernelLaw, compute: float, launch: float) -> KernelLaw:
+        return replace(
+            law,
+            compute_efficiency=law.compute_efficiency * compute,
+            power_efficiency=law.power_efficiency * compute,
+            memory_efficiency=law.memory_efficiency * self.memory,
+            traffic_efficiency={name: share * self.memory for name, share in law.traffic_efficiency.items()},
+            launch_seconds=law.launch_seconds * launch,
         )
 
 
@@ -77,15 +82,15 @@ def calibrate(
         return Calibration()
 
     def calibration_at(x: Floats) -> Calibration:
-        compute, memory, launch = np.exp(x).tolist()
-        return Calibration(compute, memory, launch, num_kernels=len(kernels))
+        compute, memory, launch, matrix_compute = np.exp(x).tolist()
+        return Calibration(compute, memory, launch, matrix_compute, num_kernels=len(kernels))
 
     def residuals(x: Floats) -> Floats:
         predicted_K = calibration_at(x).roofline(before).seconds(kernels, device)
         return np.concatenate([np.log(predicted_K / measured_K) / KERNEL_DEVIATION, x / PRIOR_DEVIATION])
 
     limit = math.log(MOST_CORRECTION)
-    found = least_squares(residuals, np.zeros(3), loss="soft_l1", bounds=(-limit, limit), diff_step=1e-3)
+    found = least_squares(residuals, np.zeros(NUM_FACTORS), loss="soft_l1", bounds=(-limit, limit), diff_step=1e-3)
     return calibration_at(found.x)
 
 

@@ -71,6 +71,7 @@ class KernelLaw:
         launch_seconds: every kernel; `tile_seconds`: every tile, before its first and after its last product;
             `split_seconds`: once where partial sums are added.
         overlap: arithmetic a and traffic t together take (a^p + t^p)^(1/p); ∞ would hide the shorter one.
+        power_efficiency: times the share of the peak that the board's power is said to sustain.
     """
 
     compute_efficiency: float
@@ -84,10 +85,11 @@ class KernelLaw:
     attends_by: Literal["tiles", "warps", "warpgroups"] = "tiles"
     cache_speedup: float = 1.0
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
+    power_efficiency: float = 1.0
 
     def limited(self, most_share: float) -> KernelLaw:
-        """Return the law where power sustains this share of the peak at most."""
-        return replace(self, compute_efficiency=min(self.compute_efficiency, most_share))
+        """Return the law where power is said to sustain this share of the peak at most."""
+        return replace(self, compute_efficiency=min(self.compute_efficiency, most_share * self.power_efficiency))
 
     def seconds(self, columns: Columns, family: str, peak_flops_per_second: float, device: DeviceType) -> Floats:
         """Return the seconds of kernels of one family; the peak does not matter outside `PRODUCTS`."""
