@@ -27,6 +27,7 @@ from dejavu.plans import Plan
 from dejavu.profiles import Measurement
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.kernels import can_measure, measure_kernels
+from dejavu.profiling.launches import measure_launches
 from dejavu.profiling.layers import Asked, Conditions, measure_layers_of
 from dejavu.profiling.links import measure_link
 from dejavu.profiling.profiler import kernels_of
@@ -77,7 +78,10 @@ class Campaign:
 
     def _calibrating(self) -> list[Unit]:
         kernels = [one for one in calibration_kernels(self.site.device) if can_measure(one)]
-        return [Unit(f"{len(kernels)} kernels", partial(self._compare_kernels, "calibration", kernels))]
+        return [
+            Unit(f"{len(kernels)} kernels", partial(self._compare_kernels, "calibration", kernels)),
+            Unit("the host's launches", lambda: self._keep(measure_launches(self.site.device.name))),
+        ]
 
     def _compare_kernels(self, part: str, kernels: Sequence[Kernel]) -> None:
         """Predict kernels, write that down, and measure them."""

@@ -75,6 +75,8 @@ class OperatorError(DejavuError):
 
 def can_measure(kernel: Kernel) -> bool:
     """Return whether the kernel's record is enough to run it."""
+    if kernel.is_indexed and kernel.family != "reduction":  # nothing says in which order its tensors lie
+        return False
     return kernel.family in _BUILDERS and _work(kernel, torch.device("meta")) is not None
 
 
@@ -255,8 +257,8 @@ def _normalization(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work 
 
 def _reduction(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
     reduce = _REDUCTIONS.get(kernel.name)
-    x = tensor(kernel.m, kernel.n)
-    return None if reduce is None else lambda: reduce(x, -1)
+    x, dim = (tensor(kernel.n, kernel.m), 0) if kernel.is_indexed else (tensor(kernel.m, kernel.n), -1)
+    return None if reduce is None else lambda: reduce(x, dim)
 
 
 def _elementwise(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
