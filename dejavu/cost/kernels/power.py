@@ -22,6 +22,10 @@ JOULES_PER_FLOP = {16: 20e-12, 12: 17e-12, 8: 9e-12, 7: 7e-12, 6: 6.5e-12, 5: 4.
 # V100 (12 nm, 300 W) sustains 114 TFLOP/s in them (largest products of Alpa's profile, OSDI 2022). Scaled by process as
 # above, it limits a T4, H100 PCIe, and boards whose owner lowered the limit; not an A100 SXM4, an A40 or an H100 SXM5.
 MATRIX_ENERGY_SHARE = 300 / 114e12 / JOULES_PER_FLOP[12]
+# A Hopper's: the largest products on an H100 and on an H200, 10 ms each and at the board's 700 W, run at 736 to 761
+# TFLOP/s (random numbers; ours, 2026-11-27); of some thousand shapes the best is published as 794.5 (Bekman, "Machine
+# Learning Engineering", compute/accelerator). Shorter bursts are faster, but a training has none.
+HOPPER_MATRIX_JOULES_PER_FLOP = 700 / 755e12
 MATRIX_DTYPES = ("float16", "bfloat16")  # others in proportion to their peak
 
 # Since Volta a scheduler issues one instruction a clock. Where it has 16 float32 lanes (Volta, Turing, A100), one
@@ -69,6 +73,8 @@ def clocks_per_second(device: DeviceType) -> float | None:
 def matrix_units_share(device: DeviceType) -> float:
     """Return the share of the peak FLOP/s that the board's power sustains in matrix units, at most 1."""
     peak = next((device.peak_flops_per_second.get(name) for name in MATRIX_DTYPES), None)
+    if peak and device.board_watts and (device.architecture or "").casefold() == "hopper":
+        return min(1.0, device.board_watts / (HOPPER_MATRIX_JOULES_PER_FLOP * peak))
     return _powered_share(device, MATRIX_ENERGY_SHARE * peak) if peak else 1.0
 
 

@@ -15,6 +15,7 @@ Shape suffixes: K = kernels, T = tiles of the menu, S = splits of the summed dim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -42,6 +43,8 @@ MULTIPROCESSOR_BYTES_PER_SECOND = 128 * 1.5e9
 # Up to Ampere each warp loads its own operands: eight warps of 64 × 64 read 2,048 bytes of a 128 × 256 tile's step in
 # 16 bits. From Hopper on a warpgroup reads them where they lie, two of 64 × 256 only 1,280 (PTX ISA, `wgmma`), and its
 # clock is 1.22 times as high (H100: 1.83 GHz): the same tile passes 1.95 times as fast. Counted, fitted to nothing.
+# And they pass while it multiplies (`wgmma.mma_async`), so that the longer of the two counts, not their sum; a warp of an
+# Ampere spends slots to issue in on loading them.
 HOPPER_CLOCK = 1.83 / 1.5
 WARPGROUP_SPEEDUP = 2048 / 1280 * HOPPER_CLOCK
 MOST_WARP_FLOPS_PER_SECOND = 3072 * 1.5e9  # a multiprocessor's in 16 bits: Ampere's do 2,048 a clock, Hopper's 4,096
@@ -72,6 +75,7 @@ class KernelLaw:
             `split_seconds`: once where partial sums are added.
         overlap: arithmetic a and traffic t together take (a^p + t^p)^(1/p); ∞ would hide the shorter one.
         power_efficiency: times the share of the peak that the board's power is said to sustain.
+        most_share: the share of the peak that power sustains on the device.
     """
 
     compute_efficiency: float
@@ -86,10 +90,11 @@ class KernelLaw:
     cache_speedup: float = 1.0
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
     power_efficiency: float = 1.0
+    most_share: float = math.inf
 
     def limited(self, most_share: float) -> KernelLaw:
         """Return the law where power is said to sustain this share of the peak at most."""
-        return replace(self, compute_efficiency=min(self.compute_efficiency, most_share * self.power_efficiency))
+        return replace(self, most_share=most_share * self.power_efficiency)
 
     def seconds(self, columns: Columns, family: str, peak_flops_per_second: float, device: DeviceType) -> Floats:
         """Return the seconds of kernels of one family; the peak does not matter outside `PRODUCTS`."""
@@ -98,21 +103,24 @@ class KernelLaw:
             return self.launch_seconds + self._memory_seconds(columns.bytes_K, bandwidth, device)
         scale = {"convolution": self.convolution_efficiency, "attention": self.attention_efficiency}.get(family, 1.0)
         rate = peak_flops_per_second * self.compute_efficiency * scale
+        most_rate = peak_flops_per_second * self.most_share
         if device.num_multiprocessors is None:  # a core of a CPU: no waves
             arithmetic, traffic, extra = columns.flops_K / rate, columns.bytes_K, np.zeros(1)
         elif family == "attention" and self.attends_by != "tiles":
-            return self._attention_seconds(columns, rate, bandwidth, device)
+            return self._attention_seconds(columns, rate, most_rate, bandwidth, device)
         elif family == "attention":
             blocks_K = columns.batch_K * np.ceil(columns.m_K / QUERY_TILE)
             idle_K = np.ceil(blocks_K / device.num_multiprocessors) * device.num_multiprocessors / blocks_K
             arithmetic, traffic, extra = columns.flops_K / rate * idle_K, columns.bytes_K, np.zeros(1)
         else:
-            return self._tiled_seconds(columns, rate, bandwidth, device)
+            return self._tiled_seconds(columns, rate, most_rate, bandwidth, device)
         return (
             self.launch_seconds + extra + self._together(arithmetic, self._memory_seconds(traffic, bandwidth, device))
         )
 
-    def _tiled_seconds(self, columns: Columns, rate: float, bandwidth: float, device: DeviceType) -> Floats:
+    def _tiled_seconds(
+        self, columns: Columns, rate: float, most_rate: float, bandwidth: float, device: DeviceType
+    ) -> Floats:
         """Return each product's time with its fastest tile and split."""
         count = device.num_multiprocessors
         assert count is not None
@@ -124,14 +132,18 @@ class KernelLaw:
         # of one step along the summed dimension: multiply, and bring both operands past the shared memory
         multiply = 2 * rows_T * width_T * count / rate
         bring = (rows_T + width_T) * item_bytes / _operand_bytes_per_second(device)
-        arithmetic = waves * (self.tile_seconds + np.ceil(k / split_S) * (multiply + bring))
+        step = np.maximum(multiply, bring) if multiplies_by_warpgroups(device) else multiply + bring
+        step = np.maximum(step, 2 * rows_T * width_T * count / most_rate)
+        arithmetic = waves * (self.tile_seconds + np.ceil(k / split_S) * step)
         partial_bytes = np.where(split_S > 1, ACCUMULATOR_BYTES * split_S * batch * m * n, 0.0)
         memory = self._memory_seconds(first, bandwidth, device) + partial_bytes / bandwidth
         choices = self._together(arithmetic, memory) + np.where(split_S > 1, self.split_seconds, 0.0)
         fastest_K: Floats = choices.min(axis=(1, 2))
         return self.launch_seconds + fastest_K
 
-    def _attention_seconds(self, columns: Columns, rate: float, bandwidth: float, device: DeviceType) -> Floats:
+    def _attention_seconds(
+        self, columns: Columns, rate: float, most_rate: float, bandwidth: float, device: DeviceType
+    ) -> Floats:
         """Return what FlashAttention takes: products and operands of each tile of queries, one after the other.
 
         Causal attention computes half of the scores and those of the diagonal's tiles whole; its longest tile, twice
@@ -142,14 +154,15 @@ class KernelLaw:
         assert count is not None
         operands = ATTENTION_FLOPS_PER_OPERAND_BYTE * _operand_bytes_per_second(device, self.attends_by)
         if self.attends_by == "warps" and multiplies_by_warpgroups(device):
-            rate = WARP_SHARE * min(rate, count * MOST_WARPGROUP_FLOPS_PER_SECOND * self.compute_efficiency)
+            reached = min(self.compute_efficiency, self.most_share)
+            rate = WARP_SHARE * reached * min(rate / self.compute_efficiency, count * MOST_WARPGROUP_FLOPS_PER_SECOND)
         tiles_K, causal_K = np.ceil(columns.m_K / QUERY_TILE), columns.causal_K
         blocks_K = columns.batch_K * tiles_K
         block_K = columns.flops_K * (1 + causal_K) * (tiles_K * QUERY_TILE / columns.m_K) / blocks_K  # as if it saw all
         waves_K = np.ceil(blocks_K / count)
         some_K = (blocks_K / count + 1) / 2 * (1 + QUERY_TILE / columns.n_K)
         waves_K = np.where(causal_K, np.minimum(some_K, waves_K), waves_K)
-        arithmetic_K = waves_K * block_K * (count / rate + 1 / operands)
+        arithmetic_K = waves_K * block_K * max(count / rate + 1 / operands, count / most_rate)
         together_K = self._together(arithmetic_K, self._memory_seconds(columns.bytes_K, bandwidth, device))
         elements_K = columns.batch_K * columns.m_K * columns.k_K
         prepared_K = elements_K * (3 * columns.item_bytes_K + 2 * ACCUMULATOR_BYTES) / bandwidth
