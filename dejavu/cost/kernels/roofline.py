@@ -43,8 +43,8 @@ MULTIPROCESSOR_BYTES_PER_SECOND = 128 * 1.5e9
 # Up to Ampere each warp loads its own operands: eight warps of 64 × 64 read 2,048 bytes of a 128 × 256 tile's step in
 # 16 bits. From Hopper on a warpgroup reads them where they lie, two of 64 × 256 only 1,280 (PTX ISA, `wgmma`), and its
 # clock is 1.22 times as high (H100: 1.83 GHz): the same tile passes 1.95 times as fast. Counted, fitted to nothing.
-# And they pass while it multiplies (`wgmma.mma_async`), so that the longer of the two counts, not their sum; a warp of an
-# Ampere spends slots to issue in on loading them.
+# And they pass while it multiplies (`wgmma.mma_async`), so that the longer of the two counts, not their sum; a warp of
+# an Ampere spends slots to issue in on loading them.
 HOPPER_CLOCK = 1.83 / 1.5
 WARPGROUP_SPEEDUP = 2048 / 1280 * HOPPER_CLOCK
 MOST_WARP_FLOPS_PER_SECOND = 3072 * 1.5e9  # a multiprocessor's in 16 bits: Ampere's do 2,048 a clock, Hopper's 4,096
@@ -242,7 +242,7 @@ SCALAR_UNITS = KernelLaw(
     split_seconds=26e-6,
     overlap=2.83,
     convolution_efficiency=1.49,
-    attention_efficiency=0.50,
+    attention_efficiency=0.55,
     traffic_efficiency=_TRAFFIC,
 )
 # A core of a CPU, against the nominal figures of `this_machine`: round figures, because those are guesses.
