@@ -202,13 +202,16 @@ def test_measured_rows_ship_with_their_provenance(tmp_path: Path) -> None:
 def test_only_kernels_that_other_models_have_ship_with_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers stay behind, and so do sums, whose records do not say which dimension is summed, and what was short."""
+    """Layers stay behind, and so do sums whose records do not say which dimension is summed, and what was short."""
     found, named = results(tmp_path), {"device_type": "H200-SXM-141GB"}
+    rows_summed = Kernel(family="reduction", name="sum", dtype="float32", m=1024, n=8192, is_indexed=True)
     found.database.append(
         [
             row(kind="operator", subject="a", name="matmul mm", seconds=1e-3, **named),
             row(kind="operator", subject="b", name="matmul mm", seconds=1e-5, **named),
             row(kind="operator", subject="c", name="reduction sum", seconds=1e-3, **named),
+            row(kind="operator", subject="e", name="reduction sum", seconds=1e-3, extra=rows_summed.to_json(), **named),
+            row(kind="launch", subject="forward", name="launch", seconds=1e-5, **named),
             row(kind="layer", subject="d", name="block", direction="forward", seconds=1e-3, **named),
         ]
     )
@@ -216,7 +219,7 @@ def test_only_kernels_that_other_models_have_ship_with_the_project(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(_app(), [str(found.rows_path), "--least-microseconds", "60"])
     assert done.exit_code == 0, done.output
-    assert ProfileDatabase(ship.SHIPPED).read()["subject"].to_pylist() == ["a"]
+    assert ProfileDatabase(ship.SHIPPED).read()["subject"].to_pylist() == ["a", "e"]
 
 
 def test_rows_of_a_rehearsal_do_not_ship(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def main(
 ) -> None:
     """Append the rows of a campaign on a GPU, and say where they are from; those of a rehearsal are refused.
 
-    Of layers nothing is shipped: no other model has them. Nor are sums: a kernel's record does
-    not say which of its tensor's dimensions is added up, and they differ several times.
+    Of layers nothing is shipped: no other model has them. Nor are hosts. Sums ship where the record
+    says that rows are added up; of others it does not say which dimension is, and they differ several times.
     """
     told = (pq.read_schema(rows).metadata or {}).get(b"provenance")
     if told is None:
@@ -35,7 +35,9 @@ def main(
         raise typer.Exit(2)
     table = pq.read_table(rows)
     if database == SHIPPED:
-        table = table.filter((pc.field("kind") == "operator") & ~pc.starts_with(pc.field("name"), "reduction "))
+        by_rows = pc.match_substring(pc.field("extra"), '"is_indexed": true')
+        sound = ~pc.starts_with(pc.field("name"), "reduction ") | by_rows
+        table = table.filter((pc.field("kind") == "operator") & sound)
     table = table.filter((pc.field("kind") != "operator") | (pc.field("seconds") >= 1e-6 * least_microseconds))
     count = ProfileDatabase(database).append_table(table)
     typer.echo(f"{count} rows added to {database}; say in profiles_db/README.md what they are:")

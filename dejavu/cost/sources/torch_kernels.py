@@ -26,8 +26,10 @@ Floats = NDArray[np.float64]
 # however long it is (aten native/cuda/group_norm_kernel.cu), and then once over all elements: with few long rows most
 # of the device is idle, and neither bandwidth nor the elements' type matter. 2,048 threads fit on a multiprocessor of
 # most devices, T4's and A10's 1,024 and 1,536. The seconds of a step are of 32 rows of 1,048,576 elements on an H100,
-# 0.86 ms in 16 and 32 bits alike.
-BY_ROWS, ROW_THREADS, ROWS_PER_MULTIPROCESSOR, ROW_STEP_SECONDS = "native_group_norm", 512, 4, 0.42e-6
+# 0.86 ms in 16 and 32 bits alike; where the cache holds all rows, of 16 rows in 16 bits on an H200, whose layers' other
+# kernels leave so much: that the cache is the reason is inferred.
+BY_ROWS, ROW_THREADS, ROWS_PER_MULTIPROCESSOR = "native_group_norm", 512, 4
+ROW_STEP_SECONDS, CACHED_ROW_STEP_SECONDS = 0.42e-6, 0.26e-6
 # Layer normalization in torch takes most of its time for arithmetic where memory is fast: of nine devices' float32 no
 # multiprocessor passes more elements a clock (A100 1.26, NeuSight's; H200 1.32, ours). It is taken for granted that
 # 16 bits, which take the same instructions, pass no faster.
@@ -36,9 +38,10 @@ NORMALIZED_PER_CLOCK = 1.32
 # their type: on an H100 1.07 to 1.19 of additions and products with a broadcast operand and of copies into another
 # order (0.8 to 1.5 of smaller ones), 0.85 to 0.98 of tensors that are joined.
 INDEXED_PER_CLOCK, JOINED_PER_CLOCK = 1.1, 0.95
-# Sums of rows with each other (gradients of biases) pass so much of the memory's peak after a start that is the same
-# for all: six sizes on an H100, in 16 and 32 bits, within 13 %.
-ROW_SUM_SECONDS, ROW_SUM_SHARE = 10e-6, 0.75
+# Sums of so many rows with each other and more (gradients of biases) pass so much of the memory's peak after a start
+# that is the same for all: six sizes on an H100, in 16 and 32 bits, within 13 %. Of 4 to 16 rows on an H200 there was
+# no such start.
+ROW_SUM_SECONDS, ROW_SUM_SHARE, SUMMED_ROWS = 10e-6, 0.75, 1024
 # The gradient of an embedding clears the table, sorts indices and adds rows, so many elements a clock besides what it
 # moves: 8,192 and 1,024 rows of 1,024 elements on an H100.
 SCATTER_SECONDS, SCATTERED_PER_CLOCK = 20e-6, 0.21
@@ -73,7 +76,9 @@ def _least(kernel: Kernel, device: DeviceType) -> float:
     per_clock = _clocks_of_all(device)
     if kernel.name == BY_ROWS:
         waves = math.ceil(kernel.m / (device.num_multiprocessors * ROWS_PER_MULTIPROCESSOR))
-        rows = waves * math.ceil(kernel.n / ROW_THREADS) * ROW_STEP_SECONDS
+        is_cached = kernel.read_bytes <= (device.cache_bytes or 0.0)
+        step_seconds = CACHED_ROW_STEP_SECONDS if is_cached else ROW_STEP_SECONDS
+        rows = waves * math.ceil(kernel.n / ROW_THREADS) * step_seconds
         return rows + kernel.m * kernel.n / (INDEXED_PER_CLOCK * per_clock)
     if device.kind != "cuda":
         return 0.0
@@ -86,7 +91,8 @@ def _least(kernel: Kernel, device: DeviceType) -> float:
     if not kernel.is_indexed:
         return 0.0
     if kernel.family == "reduction":
-        return ROW_SUM_SECONDS + _passed(kernel, device, ROW_SUM_SHARE)
+        start = max(LAUNCH_SECONDS, ROW_SUM_SECONDS * min(1.0, kernel.n / SUMMED_ROWS))
+        return start + _passed(kernel, device, ROW_SUM_SHARE)
     return kernel.m / ((JOINED_PER_CLOCK if kernel.name in ("cat", "stack") else INDEXED_PER_CLOCK) * per_clock)
 
 
