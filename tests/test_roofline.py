@@ -18,6 +18,7 @@ from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
 from dejavu.cost.kernels.calibration import (
     NUM_FACTORS,
+    SUSTAINED_SECONDS,
     Calibration,
     calibrate,
     calibration_kernels,
@@ -275,12 +276,32 @@ def test_few_kernels_move_the_calibration_little() -> None:
     assert calibrate(kernels, twice, A100).compute == pytest.approx(1.0)  # nothing was learned of it
 
 
+def lasting_and_bursts(roofline: KernelRoofline, kernels: list[Kernel], device: DeviceType) -> np.ndarray:
+    """What kernels take that are measured alone: power limits those alone that last."""
+    lasting, bursts = (replace(roofline, in_bursts=short).seconds(kernels, device) for short in (False, True))
+    return np.where(lasting >= SUSTAINED_SECONDS, lasting, np.minimum(bursts, SUSTAINED_SECONDS))
+
+
+def test_bursts_say_nothing_of_what_power_sustains() -> None:
+    """Short products a fifth faster leave long ones in a training where they were, and the other way round."""
+    device = catalogue()["H100-SXM5-80GB"]
+    kernels = calibration_kernels(device)
+    seconds = lasting_and_bursts(ROOFLINE, kernels, device)
+    is_long = seconds >= SUSTAINED_SECONDS
+    long_product = [product(16384, 16384, 16384, "bfloat16")]
+    usual = ROOFLINE.seconds(long_product, device)[0]
+    fast_bursts = calibrate(kernels, np.where(is_long, seconds, seconds / 1.2), device)
+    assert fast_bursts.roofline(ROOFLINE).seconds(long_product, device)[0] == pytest.approx(usual, rel=0.03)
+    fast_long = calibrate(kernels, np.where(is_long, seconds / 1.1, seconds), device)
+    assert fast_long.roofline(ROOFLINE).seconds(long_product, device)[0] == pytest.approx(usual / 1.1, rel=0.04)
+
+
 def test_matrix_units_are_calibrated_by_their_own_kernels() -> None:
     """Slow float32 products and launches that the host does not hold say nothing of products in 16 bits."""
     device = catalogue()["H100-SXM5-80GB"]
     kernels = calibration_kernels(device)
     truth = Calibration(compute=0.6, launch=0.1)
-    found = calibrate(kernels, truth.roofline(ROOFLINE).seconds(kernels, device), device)
+    found = calibrate(kernels, lasting_and_bursts(truth.roofline(ROOFLINE), kernels, device), device)
     assert found.compute < 0.7 and found.launch < 0.3
     assert found.matrix_compute == pytest.approx(1.0, abs=0.03)
     in_16_bits = random_kernels("bfloat16", 50, seed=4)

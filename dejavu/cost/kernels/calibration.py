@@ -1,9 +1,10 @@
-"""Calibrating the roofline of one device with a few measured kernels: four factors, held near 1 while there are few.
+"""Calibrating the roofline of one device with a few measured kernels: five factors, held near 1 while there are few.
 
 The corrections of arithmetic, memory and launch are the maximum a posteriori under robust errors and a prior around 1.
 Without kernels they are 1; a dozen kernels outweigh the prior. Matrix units have a factor of their own: they are other
 units, and how fast they are says nothing of the rest. Their launch stays as it is: that of the other law holds the
-host's part, and no product of the micro-benchmark in their types is short enough to tell.
+host's part, and no product of the micro-benchmark in their types is short enough to tell. What power sustains shows in
+long products alone: short ones end before the clock falls, and say what matrix units reach without that limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dejavu.cost.kernels.roofline import ITEM_BYTES, Floats, KernelLaw, KernelRo
 from dejavu.profiles.kernel import Kernel
 
 PRIOR_DEVIATION = math.log(2)  # of a logarithm: a device is seldom more than twice off its catalogue
-NUM_FACTORS = 4  # compute, memory, launch, matrix_compute
+NUM_FACTORS = 5  # compute, memory, launch, matrix_compute, power
+SUSTAINED_SECONDS = 1e-3  # of a kernel, from which on power limits it
 KERNEL_DEVIATION = 0.2  # of a logarithm: what the law leaves open once it is calibrated; larger errors count softly
 MOST_CORRECTION = 30.0  # times or one over; more is a fault of the unit, and stays visible
 
@@ -38,6 +40,7 @@ class Calibration:
 
     Attributes:
         matrix_compute: in place of `compute`, of matrix units.
+        power: of what the board's power sustains in them.
         num_kernels: what it was fitted to.
     """
 
@@ -45,11 +48,13 @@ class Calibration:
     memory: float = 1.0
     launch: float = 1.0
     matrix_compute: float = 1.0
+    power: float = 1.0
     num_kernels: int = 0
 
     def roofline(self, roofline: KernelRoofline) -> KernelRoofline:
         """Return the calibrated roofline of this device."""
-        return KernelRoofline(
+        return replace(
+            roofline,
             matrix_units=self._law(roofline.matrix_units, self.matrix_compute, 1.0),
             scalar_units=self._law(roofline.scalar_units, self.compute, self.launch),
             cpu_core=self._law(roofline.cpu_core, self.compute, self.launch),
@@ -59,7 +64,7 @@ class Calibration:
         return replace(
             law,
             compute_efficiency=law.compute_efficiency * compute,
-            power_efficiency=law.power_efficiency * compute,
+            power_efficiency=law.power_efficiency * self.power,
             memory_efficiency=law.memory_efficiency * self.memory,
             traffic_efficiency={name: share * self.memory for name, share in law.traffic_efficiency.items()},
             launch_seconds=law.launch_seconds * launch,
@@ -82,11 +87,18 @@ def calibrate(
         return Calibration()
 
     def calibration_at(x: Floats) -> Calibration:
-        compute, memory, launch, matrix_compute = np.exp(x).tolist()
-        return Calibration(compute, memory, launch, matrix_compute, num_kernels=len(kernels))
+        return Calibration(*np.exp(x).tolist(), num_kernels=len(kernels))
+
+    lasting_K = measured_K >= SUSTAINED_SECONDS
+    parts = [
+        (members_K, [kernels[k] for k in members_K], replace(before, in_bursts=in_bursts))
+        for members_K, in_bursts in ((np.flatnonzero(lasting_K), False), (np.flatnonzero(~lasting_K), True))
+    ]
 
     def residuals(x: Floats) -> Floats:
-        predicted_K = calibration_at(x).roofline(before).seconds(kernels, device)
+        predicted_K = np.empty(len(kernels))
+        for members_K, members, roofline in parts:
+            predicted_K[members_K] = calibration_at(x).roofline(roofline).seconds(members, device)
         return np.concatenate([np.log(predicted_K / measured_K) / KERNEL_DEVIATION, x / PRIOR_DEVIATION])
 
     limit = math.log(MOST_CORRECTION)

@@ -261,11 +261,15 @@ class KernelRoofline:
 
     It is no more accurate than its physics: on the devices that it was fitted to, products are 7 % off in fp16 and 20 %
     in float32, convolutions 40 % and the rest 17 to 20 %. `calibration` corrects it with a few measured kernels.
+
+    Attributes:
+        in_bursts: of kernels that end before the board's power limits them; a training's do not.
     """
 
     matrix_units: KernelLaw = MATRIX_UNITS
     scalar_units: KernelLaw = SCALAR_UNITS
     cpu_core: KernelLaw = CPU_CORE
+    in_bursts: bool = False
 
     def seconds(self, kernels: Sequence[Kernel], device: DeviceType) -> Floats:
         """Return the seconds of each kernel.
@@ -296,7 +300,7 @@ class KernelRoofline:
             return self.cpu_core
         if not has_matrix_units(device, dtype):
             return self.scalar_units
-        return self.matrix_units.limited(matrix_units_share(device))
+        return self.matrix_units if self.in_bursts else self.matrix_units.limited(matrix_units_share(device))
 
 
 def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:

@@ -210,7 +210,7 @@ class Predicted(CostSource):
         if not kernels:
             return {}
         prediction = learned.predict(kernels, device)
-        queued_K = prediction.queued_seconds_K
+        queued_K = np.clip(prediction.queued_seconds_K, at_least(kernels, device), at_most(kernels, device))
         logs: dict[str, list[float]] = defaultdict(list)
         for k, kernel in enumerate(kernels):
             if prediction.known_K[k] and not _on_matrix_units(kernel, device):
