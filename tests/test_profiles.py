@@ -192,13 +192,13 @@ def test_check_flags_a_thousandfold_difference(database):
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 count = st.integers(1, 2**63 - 1)
-# Times that neither physics nor the other sizes of a message deny.
+# Times that neither physics nor the other sizes of a message deny; no host takes so long for a launch.
 possible = st.floats(min_value=1e-2, max_value=1e-1)
 size = st.integers(0, 2**30)
 zones = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])
 measurements = st.builds(
     Measurement,
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([kind for kind in KINDS if kind != "launch"]),
     direction=st.none() | st.sampled_from(DIRECTIONS),
     **dict.fromkeys(("subject", "name", "device_type", "dtype"), text),
     **dict.fromkeys(("host_fingerprint", "torch_version", "source", "how"), text),

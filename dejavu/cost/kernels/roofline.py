@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostError
-from dejavu.cost.kernels.power import matrix_units_share
+from dejavu.cost.kernels.power import matrix_units_share, sustained_fraction
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
@@ -242,7 +242,7 @@ SCALAR_UNITS = KernelLaw(
     split_seconds=26e-6,
     overlap=2.83,
     convolution_efficiency=1.49,
-    attention_efficiency=0.55,
+    attention_efficiency=0.60,  # of what the device sustains: an H100 and an H200 of ours, forward and backward
     traffic_efficiency=_TRAFFIC,
 )
 # A core of a CPU, against the nominal figures of `this_machine`: round figures, because those are guesses.
@@ -299,7 +299,8 @@ class KernelRoofline:
         if device.kind == "cpu":
             return self.cpu_core
         if not has_matrix_units(device, dtype):
-            return self.scalar_units
+            sustained = sustained_fraction(device, dtype)  # of products outside attention the learned predictor knows
+            return replace(self.scalar_units, attention_efficiency=self.scalar_units.attention_efficiency * sustained)
         return self.matrix_units if self.in_bursts else self.matrix_units.limited(matrix_units_share(device))
 
 
