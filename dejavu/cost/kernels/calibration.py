@@ -87,11 +87,12 @@ def calibrate(
         return Calibration()
 
     def calibration_at(x: Floats) -> Calibration:
-        return Calibration(*np.exp(x).tolist(), num_kernels=len(kernels))
+        compute, memory, launch, matrix_compute, power = np.exp(x).tolist()
+        return Calibration(compute, memory, launch, matrix_compute, power, num_kernels=len(kernels))
 
     lasting_K = measured_K >= SUSTAINED_SECONDS
     parts = [
-        (members_K, [kernels[k] for k in members_K], replace(before, in_bursts=in_bursts))
+        (members_K, [kernels[k] for k in members_K.tolist()], replace(before, in_bursts=in_bursts))
         for members_K, in_bursts in ((np.flatnonzero(lasting_K), False), (np.flatnonzero(~lasting_K), True))
     ]
 
