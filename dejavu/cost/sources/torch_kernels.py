@@ -35,11 +35,11 @@ ROW_STEP_SECONDS, CACHED_ROW_STEP_SECONDS = 0.42e-6, 0.26e-6
 # 16 bits, which take the same instructions, pass no faster.
 NORMALIZED_PER_CLOCK = 1.32
 # Elements that a multiprocessor passes in a clock where it works out each one's place (`Kernel.is_indexed`), whatever
-# their type: on an H100 1.07 to 1.19 of additions and products with a broadcast operand and of copies into another
-# order (0.8 to 1.5 of smaller ones), 0.85 to 0.98 of tensors that are joined.
+# their type: on an H100 1.02 to 1.19 of additions and products with a broadcast operand and of copies into another
+# order (0.8 to 1.6 of those below 9 million elements), 0.77 to 0.98 of tensors that are joined.
 INDEXED_PER_CLOCK, JOINED_PER_CLOCK = 1.1, 0.95
 # Sums of so many rows with each other and more (gradients of biases) pass so much of the memory's peak after a start
-# that is the same for all: six sizes on an H100, in 16 and 32 bits, within 13 %. Of 4 to 16 rows on an H200 there was
+# that is the same for all: six sizes on an H100, in 16 and 32 bits, within 14 %. Of 4 to 16 rows on an H200 there was
 # no such start.
 ROW_SUM_SECONDS, ROW_SUM_SHARE, SUMMED_ROWS = 10e-6, 0.75, 1024
 # The gradient of an embedding clears the table, sorts indices and adds rows, so many elements a clock besides what it
