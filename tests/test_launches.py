@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from dejavu.cluster import catalogue
+from dejavu.cluster.loader import load_cluster
 from dejavu.cost.estimates import PASSES, Estimate
+from dejavu.cost.parts import LayerPart, PartPrices, PricedParts
 from dejavu.cost.sources.launches import (
     ADDED,
     HOST,
@@ -118,6 +120,24 @@ def test_weights_are_counted_as_the_module_has_them(model: str) -> None:
     layers: tuple[Layer, ...] = graph_of(model).layers
     built = {"gpt": (2, 12, 2), "llama": (1, 9, 2), "cnn": (4, 4, 2)}[model]  # first, middle and last layer's tensors
     assert (num_weights(layers[0]), num_weights(layers[1]), num_weights(layers[-1])) == pytest.approx(built, abs=1)
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_part_of_a_layer_is_launched_as_often(model: str, degree: int, tmp_path: Path) -> None:
+    """Tensor parallelism makes kernels smaller, not fewer: a host that is slow stays what is waited for."""
+    cluster = load_cluster(Path(__file__).parents[1] / "examples" / "clusters" / "h100-and-l4.yaml")
+    graph = graph_of(model)
+    database = ProfileDatabase(tmp_path / "db")
+    measured(database, {"forward": 1e-4, "backward": 1e-4, "optimizer": 1e-4})
+    pace = pace_of(database, H100)
+    assert pace
+    parts = PartPrices(cluster, lambda size: PricedParts(graph, None), Predicted(database, OptimizerSettings()))  # type: ignore[arg-type]
+    found = parts.prediction(LayerPart(H100.name, graph.microbatch_size, degree))
+    for k, layer in enumerate(graph.layers):
+        for way, seconds_L in zip(PASSES, found, strict=True):
+            kernels = layer_kernels(layer, way, "float32", OptimizerSettings())
+            assert seconds_L[k] >= 0.9 * launching_seconds(layer, way, kernels, pace)
 
 
 def test_of_compiled_layers_and_cores_nothing_is_known(tmp_path: Path) -> None:
