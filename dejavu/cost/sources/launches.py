@@ -1,8 +1,9 @@
 """What the host takes to launch a layer's kernels on a GPU: a pass takes that, where the GPU works faster.
 
 Launches are counted in units of an element-wise operator's, forward; other operators take more of the host, since torch
-reshapes, chooses algorithms and allocates for them. The counts are processor times of operators in traces of blocks of
-a GPT, a Llama and a CNN on an H100 (torch 2.11, 2026-11-27; docs/log.md). How long a unit takes depends on the host and
+reshapes, chooses algorithms and allocates for them. The counts are rounded from the host's times of operators in traces
+of blocks of a GPT, a Llama and a CNN on an H100 (torch 2.11, 2026-11-27; docs/log.md), but the gradient of an
+embedding's, which is 24 there and was set by what layers took. How long a unit takes depends on the host and
 is measured there (`dejavu.profiling.launches`); where nobody measured it, the host is taken for fast enough.
 """
 
