@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise, repeat
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import dejavu
 from dejavu.cluster import catalogue
 from dejavu.cluster.loader import load_cluster
-from dejavu.cost.estimates import PASSES, Estimate
+from dejavu.cost.estimates import MEASURED, PASSES, CostTable, Estimate, EstimateGrid
 from dejavu.cost.parts import LayerPart, PartPrices, PricedParts
+from dejavu.cost.sources.assumed_hosts import assumed_host
 from dejavu.cost.sources.launches import (
     ADDED,
     HOST,
+    KNOWN,
     Pace,
     launching_seconds,
     no_faster,
@@ -24,10 +29,13 @@ from dejavu.cost.sources.launches import (
     pace_of,
     units_of,
 )
-from dejavu.cost.sources.predicted import Predicted, layer_kernels
+from dejavu.cost.sources.predicted import Predicted, layer_kernels, summed
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
+from dejavu.planning.sentences import reason, what_hosts_are_assumed
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, default_schedules
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiling import launches
 from dejavu.profiling.launches import BACKWARD_UNITS, FORWARD_UNITS, WEIGHTS
@@ -49,6 +57,13 @@ def graph_of(model: str, microbatch_size: int = 2) -> Graph:
         batch_size=2 * microbatch_size, num_microbatches=2, **more,
     )  # fmt: skip
     return capture(workload, "cuda")
+
+
+def table_of(graph: Graph, source: str) -> CostTable:
+    shape = (len(graph.layers), 1)
+    zeros = np.zeros(shape)
+    grid = EstimateGrid(zeros, zeros, zeros, np.full(shape, source))
+    return CostTable(tuple(layer.name for layer in graph.layers), (H100.name,), grid, grid, grid)
 
 
 def measured(database: ProfileDatabase, seconds: dict[str, float]) -> None:
@@ -96,19 +111,25 @@ def test_its_process_gives_rows_that_the_database_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pass_takes_its_launches_where_they_take_longer(model: str, tmp_path: Path) -> None:
-    """Of tiny layers the host's time, of its operators and weights; without a measured pace as before."""
+    """Of tiny layers the host's time, of its operators and weights; the known host's where none was measured."""
     graph, plain = graph_of(model), Predicted(ProfileDatabase(tmp_path / "none"), OptimizerSettings())
     database = ProfileDatabase(tmp_path / "some")
     measured(database, {"forward": 1e-5, "backward": 2e-5, "optimizer": 3e-5})
     slow = Predicted(database, OptimizerSettings())
     pace = pace_of(database, H100)
-    assert pace == Pace(1e-5, 2e-5, 3e-5) and pace_of(plain.database, H100) is None
+    assert pace and pace.is_measured and pace_of(plain.database, H100) == KNOWN
+    for name, own in (("forward", 1e-5), ("backward", 2e-5), ("weight", 3e-5)):
+        assert getattr(pace, f"{name}_seconds") ** 2 == pytest.approx(own * getattr(KNOWN, f"{name}_seconds"))
     for layer in graph.layers:
         for way in PASSES:
             kernels = layer_kernels(layer, way, "float32", OptimizerSettings())
             host = launching_seconds(layer, way, kernels, pace)
-            before, after = (one.estimate(layer, way, graph, H100) for one in (plain, slow))
-            assert before and after and before.source != HOST
+            before = summed(zip(kernels, repeat(1.0), plain.prices(kernels, H100).prices()))
+            other, after = (one.estimate(layer, way, graph, H100) for one in (plain, slow))
+            assert after and other
+            assert other.seconds == pytest.approx(max(before.seconds, launching_seconds(layer, way, kernels, KNOWN)))
+            if host > before.seconds:  # somebody else's host says less
+                assert other.high_seconds / other.seconds > after.high_seconds / after.seconds
             assert after.seconds == pytest.approx(max(before.seconds, host))
             assert after.low_seconds <= after.seconds <= after.high_seconds
             assert (after.source == HOST) == (host > before.seconds)
@@ -157,3 +178,44 @@ def test_an_estimate_is_moved_up_only() -> None:
     assert no_faster(estimate, 1.0) == Estimate(2.0, 1.0, 3.0, "learned")
     higher = no_faster(estimate, 4.0)
     assert higher.seconds == 4.0 and higher.source == HOST and higher.low_seconds < 4.0 < higher.high_seconds
+
+
+@pytest.mark.parametrize("schedule", default_schedules())
+def test_a_plan_says_what_hosts_launch_that_were_not_measured(schedule: str, tmp_path: Path) -> None:
+    """Every rank's launches, by hand, under every schedule; nothing where the pace was measured, or the layers were."""
+    graph, types, settings = graph_of("gpt", 1), {H100.name: H100}, OptimizerSettings()
+    database = ProfileDatabase(tmp_path)
+    L, num_stages = len(graph.layers), 2 * SCHEDULES[schedule].stages_per_rank
+    bounds = [L * s // num_stages for s in range(num_stages + 1)]
+    one = StageConfiguration(device_type=H100.name)
+    stages = tuple(Stage(a, b, one) for a, b in pairwise(bounds))
+    plan = Plan(stages=stages, num_microbatches=4, schedule=schedule)
+    table, predicted = table_of(graph, "roofline"), Predicted(database, settings)
+    found = assumed_host(plan, graph, table, types, predicted)
+    assert found is not None and found.device_type == H100.name
+
+    def seconds(k: int) -> float:
+        passes = {name: layer_kernels(graph.layers[k], name, graph.dtype, settings) for name in PASSES}
+        each = {name: launching_seconds(graph.layers[k], name, kernels, KNOWN) for name, kernels in passes.items()}
+        return 4 * (each["forward"] + each["backward"]) + each["optimizer"]
+
+    ranks = [sum(seconds(k) for s in own for k in range(bounds[s], bounds[s + 1])) for own in plan.ranks]
+    assert found.launching_seconds == pytest.approx(max(ranks), rel=1e-12)
+    assert assumed_host(plan, graph, table_of(graph, MEASURED), types, predicted) is None
+    measured(database, {"forward": 1e-6, "backward": 1e-6, "optimizer": 1e-6})
+    assert assumed_host(plan, graph, table, types, Predicted(database, settings)) is None
+
+
+def test_small_models_wait_for_hosts_wherever_they_are_planned() -> None:
+    """A small model's step is launching, and the sentence says whose; a large model's is not, and nothing is said."""
+    cluster = "examples/clusters/8x8-h200.yaml"
+    small = dejavu.plan("llama", cluster, searches=("uniform",), microbatches=(1,))
+    assert small.assumed_host is not None
+    assert small.step_seconds >= small.assumed_host.launching_seconds > small.step_seconds / 2
+    assert small.range_seconds.low < small.step_seconds < small.range_seconds.high
+    assert "launch as fast as an H200's" in what_hosts_are_assumed(small) in reason(small)
+    large = Workload(
+        model="llama", model_options={"num_blocks": 4, "width": 8192, "num_heads": 64}, data="synthetic",
+        synthetic={"num_classes": 32000}, sequence_length=4096, batch_size=64, num_microbatches=1, dtype="bfloat16",
+    )  # fmt: skip
+    assert dejavu.plan(large, cluster, searches=("uniform",), microbatches=(1,)).assumed_host is None

@@ -41,7 +41,7 @@ ALONE, TOGETHER = "steps", "pipelines"  # parts: the whole model on one rank, an
 TRAINED_STEPS = 12  # of the training through the launcher
 PLANNING_SECONDS = 5.0
 SEARCH_SECONDS = 3.0  # for each number of restarts
-MOST_SEARCH_SECONDS = 25.0  # for all of them, on GPU and CPU
+MOST_SEARCH_SECONDS = 60.0  # for all of them, on GPU and CPU
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import Rates, rates
+from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
@@ -160,6 +161,14 @@ class Choice:
         """What the predicted step means for the training."""
         request, count = self.request, self.plan.num_microbatches
         return rates(request.workload, self.prices.graph_of(count), request.cluster, self.plan, self.step_seconds)
+
+    @cached_property
+    def assumed_host(self) -> AssumedHost | None:
+        """The host that was not measured and that launches for most of the step; None: there is none."""
+        types, count = self.request.cluster.device_types, self.plan.num_microbatches
+        graph, table = self.prices.graph_of(count), self.prices.table_of(count)
+        found = assumed_host(self.plan, graph, table, types, self.prices.predicted, self.priced.accumulate)
+        return found if found is not None and found.launching_seconds > self.step_seconds / 2 else None
 
     @property
     def simulated_seconds(self) -> float:

@@ -9,6 +9,7 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
+    what_hosts_are_assumed,
     what_is_away,
     what_is_likely,
     what_is_proved,
@@ -30,7 +31,8 @@ def print_choice(choice: Choice) -> None:
     console = Console(width=WIDTH_COLUMNS + (len(", 16 slices") if is_sliced else 0))
     console.print(considered_table(choice))
     console.print(stages_table(choice))
-    before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, what_routing_is_assumed)
+    assumed = (what_routing_is_assumed, what_hosts_are_assumed)
+    before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, *assumed)
     if said := which_way(choice.plan):
         console.print(said, highlight=False)
     for sentence in (*before, what_is_proved, what_was_compared, what_was_gained):

@@ -38,7 +38,8 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
     `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
     `gap_percent` is the cost model's, `simulated_gap_percent` what the best plan could save of the simulated step at
-    most.
+    most. `assumed_host_…` is what launching takes of it, where that is most of the step and the hosts' pace was
+    not measured but taken for another's.
     """
     plan, chosen = choice.plan, choice.chosen
     cheapest, gap = choice.cheapest, choice.gap
@@ -59,6 +60,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "predicted_step_seconds_range": list(choice.range_seconds),
         **_rates(choice.rates),
         **_ranges(choice),
+        "assumed_host_launching_seconds": choice.assumed_host and choice.assumed_host.launching_seconds,
         "speedup": choice.speedup,
         "baselines": {name: _baseline(row) for name, row in choice.baselines.items()},
         "bubble_fraction": chosen.simulation.bubble_fraction,

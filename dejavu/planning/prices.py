@@ -49,6 +49,7 @@ class Prices:
         rows: the measurements, as they were when they were first asked for.
         transfers: (sender's type, receiver's type) -> the cost of a message.
         errors: how far the price of a plan may be off.
+        predicted: prices of what nobody measured.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class Prices:
         self._undeclared = dict[int, Graph]()
         self._graph_at = graph_at or self._with_splits
         workload = request.workload
-        self._predicted = Predicted(self.rows, workload.optimizer)
+        self.predicted = Predicted(self.rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self.rows, workload.dtype)
         self._parallel = ParallelPrices(
             request.cluster,
             self._priced,
-            self._predicted,
+            self.predicted,
             collectives,
             sends_beside_products=sends_beside_products,
         )
@@ -199,7 +200,7 @@ class Prices:
         own = self.request.workload.microbatch_size
         if microbatch_size != own and any(is_prediction(str(source)) for source in table.sources):
             measured = cost_table(self.graph(own), self.request.cluster, self._sources)
-            table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self._predicted)
+            table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self.predicted)
         if self._remembers:
             table, found = remember_stages(table, graph, self.rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]

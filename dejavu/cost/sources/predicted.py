@@ -110,16 +110,20 @@ class Predicted(CostSource):
         if peak_flops_per_second(device, graph.dtype) is None:
             return None
         prices, kernels = self._of(graph, device), self._kernels(layer, direction, graph)
-        return no_faster(
-            summed((kernel, 1.0, prices[kernel]) for kernel in kernels),
-            self.host_seconds(layer, direction, kernels, device),
+        estimate, pace = summed((kernel, 1.0, prices[kernel]) for kernel in kernels), self.pace(device)
+        return (
+            no_faster(estimate, self.host_seconds(layer, direction, kernels, device), pace.spread) if pace else estimate
         )
 
-    def host_seconds(self, layer: Layer, direction: str, kernels: Sequence[Kernel], device: DeviceType) -> float:
-        """Return what the host takes to launch a pass's kernels; 0 where its pace was not measured."""
+    def pace(self, device: DeviceType) -> Pace | None:
+        """Return how fast the hosts of such devices launch; None: no GPU's."""
         if device.name not in self._paces:
             self._paces[device.name] = pace_of(self.database, device)
-        pace = self._paces[device.name]
+        return self._paces[device.name]
+
+    def host_seconds(self, layer: Layer, direction: str, kernels: Sequence[Kernel], device: DeviceType) -> float:
+        """Return what the host takes to launch a pass's kernels; 0 where no GPU computes."""
+        pace = self.pace(device)
         return launching_seconds(layer, direction, kernels, pace) if pace else 0.0
 
     def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
