@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +50,9 @@ def ending(command: Callable[[], None], project: Path) -> None:
         _say_interrupted(project, before)
         sys.exit(INTERRUPTED)
     except Exception as error:
+        if _interrupts.came:  # a library that is interrupted may fail in its own words
+            _say_interrupted(project, before)
+            sys.exit(INTERRUPTED)
         if not _is_unreachable(error):
             raise
         print(f"{_unreachable(error)}; what was measured, tried and saved is kept", file=sys.stderr)
@@ -69,23 +73,45 @@ def _unreachable(error: object) -> str:
     return f"Prefect's server at {os.environ.get('PREFECT_API_URL', 'its address')} does not answer ({error})"
 
 
+class _Interrupts:
+    """The first Ctrl-C is an exception, the second the end."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def first(self, number: int, frame: object) -> None:
+        self.came = True
+        signal.signal(signal.SIGINT, self.second)
+        raise KeyboardInterrupt
+
+    def second(self, number: int, frame: object) -> None:
+        os.write(sys.stderr.fileno(), b"interrupted again: ended at once; what was measured, tried and saved is kept\n")
+        os._exit(INTERRUPTED)
+
+    def unheard(self, what: sys.UnraisableHookArgs) -> None:
+        """Raise an interrupt once more that came where Python drops exceptions, as in a library's callback."""
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+            return
+        signal.signal(signal.SIGINT, self.first)
+        main = threading.main_thread().ident
+        again = threading.Timer(0.1, lambda: signal.pthread_kill(main or 0, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+
+_interrupts = _Interrupts()
+
+
 def end_at_once_when_interrupted_again() -> None:
     """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends.
 
     While Python takes itself down, after all threads and what was to be done at the end, a Ctrl-C changes nothing: the
     exit code is that of the first.
     """
-
-    def first(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, second)
-        raise KeyboardInterrupt
-
-    def second(number: int, frame: object) -> None:
-        os.write(sys.stderr.fileno(), b"interrupted again: ended at once; what was measured, tried and saved is kept\n")
-        os._exit(INTERRUPTED)
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
-        signal.signal(signal.SIGINT, first)
+        signal.signal(signal.SIGINT, _interrupts.first)
+        sys.unraisablehook = _interrupts.unheard
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is done last
 
 

@@ -175,6 +175,8 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
         run.metric("compile_seconds", max(result.compile_seconds))
     if result.waited_for_data:
         run.metric("data_wait_percent", 100.0 * max(one.share for one in result.waited_for_data))
+    if result.saved:
+        run.metric("checkpoint_percent", 100.0 * max(one.share for one in result.saved))
     for times in result.stages:
         figures = asdict(times)
         stage, replica = figures.pop("stage"), figures.pop("replica")

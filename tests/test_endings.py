@@ -19,7 +19,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.runtime.process.failures import what_failed
 from dejavu.workload import OptimizerSettings
-from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending, without_tracebacks
+from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, without_tracebacks
 from flows.inputs import read_inputs
 from flows.room import check_room, check_room_for_checkpoints
 from tests.conftest import TINY
@@ -194,3 +194,45 @@ def test_a_connection_that_is_lost_and_opened_again_is_no_traceback(
     finally:
         logger.setLevel(level)
     assert capsys.readouterr() == ("", "")
+
+
+AFTER_THE_CALLBACK = {
+    "the callback's caller goes on": "time.sleep(60)",
+    "and fails in its own words": 'raise RuntimeError("no compiled object yet")',
+    "and fails after a while": 'time.sleep(0.05); raise RuntimeError("no compiled object yet")',
+}
+
+
+@pytest.mark.parametrize("after", AFTER_THE_CALLBACK)
+def test_an_interrupt_inside_a_library_s_callback_ends_the_command(after: str, tmp_path: Path) -> None:
+    """Python drops what a callback raises: the command ends as on any interrupt, at once and without a traceback."""
+    (tmp_path / "interrupted.py").write_text(
+        f"""
+import ctypes, os, signal, time
+from pathlib import Path
+from flows.endings import end_at_once_when_interrupted_again, ending
+
+def command():
+    @ctypes.CFUNCTYPE(None)
+    def callback():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    callback()
+    {AFTER_THE_CALLBACK[after]}
+
+end_at_once_when_interrupted_again()
+ending(command, Path.cwd())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "interrupted.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == INTERRUPTED
+    assert done.stderr == (
+        "interrupted; what was measured, tried and saved is kept\nthe same command goes on from there\n"
+    )

@@ -21,7 +21,7 @@ from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_d
 from dejavu.planning.candidates import moved_cut
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
-from dejavu.planning.sentences import OTHER_WAYS
+from dejavu.planning.sentences import OTHER_WAYS, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
@@ -169,6 +169,14 @@ def test_it_reads_like_a_sentence(choice: Choice, capsys: pytest.CaptureFixture[
     assert "Proved: no plan" in printed
     assert "best baseline" in printed
     assert "of 7 devices" in printed
+
+
+def test_a_proof_names_no_limit_of_several_devices_where_there_is_one(folder: Path) -> None:
+    """Replicas and shards that the cluster has no devices for are nobody's to leave out."""
+    (folder / "one.yaml").write_text("nodes: [{name: a, count: 1, devices: {type: V100-SXM2-16GB, count: 1}}]")
+    asked = replace(request(folder), cluster=load_cluster(folder / "one.yaml"), parallelism=Parallelism())
+    said = what_is_proved(Planner().plan(asked))
+    assert said.startswith("Proved: no plan") and not any(word in said for word in ("replicas", "shards", "ZeRO"))
 
 
 def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -19,10 +20,11 @@ from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.report.summary import waited_for_data
+from dejavu.report.summary import saved, waited_for_data
 from dejavu.runtime.batches import Reader, ahead
-from dejavu.runtime.job import TrainingResult, Waited
+from dejavu.runtime.job import Saved, TrainingResult, Waited
 from dejavu.runtime.single import train_single
+from dejavu.runtime.worker import SavingClock
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 
@@ -143,7 +145,10 @@ def test_replicas_read_their_own_examples_and_stages_between_none(tmp_path: Path
         assert len(exactly) == 1
     assert result.losses == pytest.approx(train_single(job.workload, job.draw, range(6)), abs=TOLERANCE)
     assert len(result.waited_for_data) == 5
-    assert TrainingResult.from_dict(result.to_dict()).waited_for_data == result.waited_for_data
+    assert len(result.saved) == 5 and {one.checkpoints for one in result.saved} == {1}
+    assert all(0 < one.share < 1 and one.seconds > 0 for one in result.saved)
+    again = TrainingResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert (again.waited_for_data, again.saved) == (result.waited_for_data, result.saved)
 
 
 def numbers(workload: Workload, step: int) -> np.ndarray:
@@ -161,6 +166,29 @@ def test_only_waiting_that_matters_is_told() -> None:
     assert found == (1, much)
     said = "rank 1 waited 5 ms of each step for its examples, 25.0%, though they are read beside the step before"
     assert waited_for_data(*found) == said
+
+
+def test_only_checkpoints_that_matter_are_told() -> None:
+    result = TrainingResult(0, (1.0,), 1.0, (), 0, None, "")
+    assert result.long_saved is None
+    little, much, one = Saved(13, 1e-3, 0.019), Saved(13, 0.22, 0.55), Saved(1, 2.0, 0.25)
+    assert replace(result, saved=(little, little)).long_saved is None
+    assert replace(result, saved=(little, much, one)).long_saved == much
+    told = "of the training's time, which no step's time above has in it"
+    assert saved(much) == f"13 took 220 ms each, 55.0% {told}"
+    assert saved(one) == f"one took 2 s, 25.0% {told}"
+
+
+def test_checkpoints_are_timed_beside_what_is_between_them() -> None:
+    clock = SavingClock()
+    assert clock.told is None
+    for _ in range(3):
+        time.sleep(0.02)
+        with clock:
+            time.sleep(0.02)
+    found = clock.told
+    assert found is not None and found.checkpoints == 3 and found.seconds >= 0.02
+    assert 0 < found.share < 0.95  # each wait is at least as long as was asked for
 
 
 def test_a_rank_that_computes_while_it_reads_waits_less_than_it_reads() -> None:

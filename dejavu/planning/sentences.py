@@ -151,7 +151,7 @@ def within(choice: Choice) -> str:
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
     workload = choice.request.workload
     could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
-    could_share &= not workload.in_slices
+    could_share &= not workload.in_slices and choice.request.cluster.num_devices > 1
     if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
         levels = " or ".join(map(str, spread.context_parallel_zero_levels))
         parts.append(

@@ -31,7 +31,7 @@ from dejavu.report.charts import (
 from dejavu.report.charts._base import COLORS
 from dejavu.report.charts.steps import drawn_until_seconds
 from dejavu.report.data import ReportData
-from dejavu.report.summary import waited_for_data
+from dejavu.report.summary import saved, waited_for_data
 from dejavu.report.timeline import Work
 from dejavu.report.topology import topology_svg
 from dejavu.report.verdict import verdict
@@ -51,6 +51,7 @@ def page(run: ReportData) -> str:
         verdict=verdict(run),
         figures={name: json.loads(figure.to_json()) for name, figure in figures.items()},
         slices=list(slices),
+        saved=saved(run.training.long_saved) if run.training and run.training.long_saved else "",
         waited=waited_for_data(*run.training.waits_for_data) if run.training and run.training.waits_for_data else "",
         works=[work for work in Work if any(work in one.works for one in run.timelines.values())],
         colors=COLORS,

@@ -11,7 +11,7 @@ from rich.text import Text
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.planning.sentences import faster, which_way
 from dejavu.report.data import ReportData
-from dejavu.runtime.job import Evaluation, Waited
+from dejavu.runtime.job import Evaluation, Saved, Waited
 from dejavu.simulation.bound import CLOSE
 from dejavu.workload.pretrained import folder_of
 
@@ -69,6 +69,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
     if run.training is not None and run.training.waits_for_data:
         rows.append(("data", waited_for_data(*run.training.waits_for_data)))
+    if run.training is not None and run.training.long_saved is not None:
+        rows.append(("checkpoints", saved(run.training.long_saved)))
     if run.training is not None:
         rows += [("suspected", str(suspect)) for suspect in run.training.suspects]
     if run.training is not None and run.training.compile_seconds:
@@ -95,6 +97,16 @@ def waited_for_data(rank: int, waited: Waited) -> str:
     """Say how long steps waited for their examples."""
     how = ", though they are read beside the step before" if waited.ahead else ""
     return f"rank {rank} waited {format_seconds(waited.seconds)} of each step for its examples, {waited.share:.1%}{how}"
+
+
+def saved(found: Saved) -> str:
+    """Say how long steps waited for checkpoints."""
+    how_many = f"{found.checkpoints} took" if found.checkpoints > 1 else "one took"
+    each = " each" if found.checkpoints > 1 else ""
+    return (
+        f"{how_many} {format_seconds(found.seconds)}{each}, {found.share:.1%} of the training's time, which no step's "
+        "time above has in it"
+    )
 
 
 def summary_table(run: ReportData) -> Table:

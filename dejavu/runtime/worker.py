@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dejavu.foundation.gc_frozen import gc_frozen
 
@@ -29,7 +29,7 @@ with gc_frozen():
     from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
+    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import World
@@ -113,6 +113,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     held_out = HeldOut(workload, job.last_step, device)
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
+    saving = SavingClock()
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
@@ -140,12 +141,13 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             pace.report(step, clock)
         if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
             held: State = {}
-            for module in modules.values():
-                held |= gather_state(module, optimizer)
-            if bad := first_not_finite(held):
-                time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
-                raise _diverged(job, f"{bad} is not finite after step {done}")
-            save_checkpoint(job.checkpoints, done, held, found)
+            with saving:
+                for module in modules.values():
+                    held |= gather_state(module, optimizer)
+                if bad := first_not_finite(held):
+                    time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
+                    raise _diverged(job, f"{bad} is not finite after step {done}")
+                save_checkpoint(job.checkpoints, done, held, found)
             if copier is not None:
                 copier.wake()
             heartbeat.beat(step)
@@ -156,9 +158,41 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         steps_left = range(first, job.last_step)
         looks = gradients.look
         waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
-    _tell_result(job, place, pipeline, watch, resumed, waited, None if compiling is None else compiling.seconds)
+    compiled = None if compiling is None else compiling.seconds
+    _tell_result(job, place, pipeline, watch, resumed, Waits(waited, saving.told, compiled))
     if copier is not None:  # no rank waits for this one any more
         copier.close(heartbeat.beat)
+
+
+class Waits(NamedTuple):
+    """What a rank's steps waited for besides computing."""
+
+    for_data: Waited | None = None
+    for_checkpoints: Saved | None = None
+    compile_seconds: float | None = None
+
+
+class SavingClock:
+    """Times checkpoints: a context around each."""
+
+    def __init__(self) -> None:
+        self._began = self._ended = time.perf_counter()
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> None:
+        self._ended = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        since, self._ended = self._ended, time.perf_counter()
+        self._seconds.append(self._ended - since)
+
+    @property
+    def told(self) -> Saved | None:
+        """What they took; None: there was none."""
+        if not self._seconds:
+            return None
+        whole = sum(self._seconds)
+        return Saved(len(self._seconds), whole / len(self._seconds), whole / (self._ended - self._began))
 
 
 def _tell_result(
@@ -167,8 +201,7 @@ def _tell_result(
     pipeline: Pipeline,
     watch: StepWatch,
     resumed: int | None,
-    waited: Waited | None,
-    compile_seconds: float | None,
+    waits: Waits,
 ) -> None:
     """Gather what the ranks measured, all together, and write the result."""
     clock, modules = pipeline.clock, pipeline.modules
@@ -184,10 +217,8 @@ def _tell_result(
     stages = sorted(
         (times for rank in everyone for times in rank), key=lambda times: (times.worker, times.stage, times.replica)
     )
-    waits: list[Waited | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(waits, waited)
-    compiled: list[float | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(compiled, compile_seconds)
+    told: list[Waits] = [Waits()] * dist.get_world_size()
+    dist.all_gather_object(told, waits)
     suspects: list[list[Suspect]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(suspects, pipeline.suspects())
     passes = gather_moments(clock, clock.last_step, job.binding)
@@ -197,8 +228,9 @@ def _tell_result(
             first_step=job.first_step,
             losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
             evaluations=read_evaluations(job.progress_path),
-            waited_for_data=tuple(one for one in waits if one is not None),
-            compile_seconds=tuple(one for one in compiled if one is not None),
+            waited_for_data=tuple(one.for_data for one in told if one.for_data is not None),
+            saved=tuple(one.for_checkpoints for one in told if one.for_checkpoints is not None),
+            compile_seconds=tuple(one.compile_seconds for one in told if one.compile_seconds is not None),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),

@@ -83,8 +83,9 @@ KNOWN_ON = "an H200's"
 def pace_of(database: ProfileDatabase, device: DeviceType) -> Pace | None:
     """Return the pace of such devices' hosts: of the newest measurement and the known host's the geometric mean.
 
-    A process differs from the next one on its host as much as hosts do: trainings on two machines took 1.0 and up to 1.7
-    times what followed from the pace measured there, and 1.0 to 1.3 times what the known one gives (steps in 16 bits).
+    A process differs from the next one on its host as much as hosts do: trainings on two machines took 1.0 and up to
+    1.7 times what followed from the pace measured there, and 1.0 to 1.3 times what the known one gives (steps in 16
+    bits).
     None: no GPU's.
     """
     if device.kind != "cuda":
@@ -93,9 +94,11 @@ def pace_of(database: ProfileDatabase, device: DeviceType) -> Pace | None:
     found = {row.subject: row.seconds for row in sorted(rows, key=lambda row: row.measured_at)}
     if not {"forward", "backward", "optimizer"} <= found.keys():
         return KNOWN
-    known = (KNOWN.forward_seconds, KNOWN.backward_seconds, KNOWN.weight_seconds)
-    own = (found["forward"], found["backward"], found["optimizer"])
-    return Pace(*(math.sqrt(a * b) for a, b in zip(own, known, strict=True)))
+    return Pace(
+        math.sqrt(found["forward"] * KNOWN.forward_seconds),
+        math.sqrt(found["backward"] * KNOWN.backward_seconds),
+        math.sqrt(found["optimizer"] * KNOWN.weight_seconds),
+    )
 
 
 def launching_seconds(layer: Layer, direction: str, kernels: Sequence[Kernel], pace: Pace) -> float:

@@ -20,7 +20,7 @@ from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
 
-LONG_WAIT = 0.02  # of a step's time: data that are waited for longer are told
+LONG_WAIT = 0.02  # of the time: data and checkpoints that are waited for longer are told
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,20 @@ class Waited(NamedTuple):
     ahead: bool
 
 
+class Saved(NamedTuple):
+    """How long the steps of a rank waited for checkpoints to be written.
+
+    Attributes:
+        checkpoints: how many, in the last attempt.
+        seconds: of one, in the mean.
+        share: of the attempt's time from its first step to its last checkpoint.
+    """
+
+    checkpoints: int
+    seconds: float
+    share: float
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """The result of a training.
@@ -183,6 +197,7 @@ class TrainingResult:
         was_slowed: a device or a link was seen to take longer than usual, so that its times are none of its type's.
         evaluations: the losses on what is held out, in the order of their steps.
         waited_for_data: how long each rank's steps waited for their examples, in the order of the world's ranks.
+        saved: how long each rank waited for checkpoints, likewise.
         compile_seconds: how long each rank compiled its layers, nearly all in the first step; empty: they are not.
         suspects: replicas whose gradients were not like the others', in the last attempt; of the mean none is known.
     """
@@ -203,6 +218,7 @@ class TrainingResult:
     was_slowed: bool = False
     evaluations: tuple[Evaluation, ...] = ()
     waited_for_data: tuple[Waited, ...] = ()
+    saved: tuple[Saved, ...] = ()
     compile_seconds: tuple[float, ...] = ()
     suspects: tuple[Suspect, ...] = ()
 
@@ -228,6 +244,12 @@ class TrainingResult:
         """The rank of the world that waited most for its examples, if that is worth a word; None: it is not."""
         rank, most = max(enumerate(self.waited_for_data), key=lambda one: one[1].share, default=(0, None))
         return (rank, most) if most is not None and most.share > LONG_WAIT else None
+
+    @property
+    def long_saved(self) -> Saved | None:
+        """What checkpoints took on the rank that waited longest for them, if that is worth a word; None: it is not."""
+        most = max(self.saved, key=lambda one: one.share, default=None)
+        return most if most is not None and most.share > LONG_WAIT else None
 
     @property
     def origin(self) -> str:
@@ -257,6 +279,7 @@ class TrainingResult:
             "compile_seconds": tuple(data.get("compile_seconds", ())),
             "suspects": tuple(map(Suspect.from_dict, data.get("suspects", ()))),
             "waited_for_data": tuple(Waited(*row) for row in data.get("waited_for_data", ())),
+            "saved": tuple(Saved(*row) for row in data.get("saved", ())),
         }
         return cls(**{**data, **known})
 
