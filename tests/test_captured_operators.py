@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dejavu.cluster import DeviceType, load_cluster
-from dejavu.cost.sources.predicted import Predicted
+from dejavu.cost.sources.predicted import Predicted, layer_kernels
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.operator_cuts import CutProblem, Found, LabelProgram, Servers, coarsen, joined
@@ -55,10 +55,11 @@ def test_operators_add_up_to_the_captured_layers(model: str, tmp_path: Path) -> 
     assert layers.held_bytes_P.tolist() == [REPLICAS * layer.activation_bytes for layer in graph.layers]
     given = [REPLICAS * layer.output_bytes for layer in graph.layers[:-1]]
     assert layers.crossing_bytes_P.tolist() == [*given, 0.0]
-    predicted = Predicted(ProfileDatabase(tmp_path), workload(model).optimizer)
+    settings = workload(model).optimizer
+    predicted = Predicted(ProfileDatabase(tmp_path), settings)
     for p, layer in enumerate(graph.layers):
-        both = [predicted.estimate(layer, way, graph, device()) for way in ("forward", "backward")]
-        seconds = sum(one.seconds for one in both if one is not None)
+        kernels = [one for way in ("forward", "backward") for one in layer_kernels(layer, way, graph.dtype, settings)]
+        seconds = float(predicted.prices(kernels, device()).seconds_K.sum())
         assert layers.compute_seconds_P[p] == pytest.approx(REPLICAS * seconds)
 
 

@@ -34,6 +34,7 @@ from dejavu.workload import Workload
 from dejavu.workload.models import WholeExperts, layers_of
 from dejavu.workload.models.modules.experts import Experts
 from dejavu.workload.models.moe import Experts as PaddedExperts
+from tests.rows import fast_hosts
 
 GPU = "H200-SXM-141GB"
 TEXT = {"data": "synthetic", "synthetic": {"num_classes": 512}, "sequence_length": 2048, "dtype": "bfloat16"}
@@ -142,7 +143,7 @@ def test_whole_experts_do_the_work_of_their_rows(name: str, degree: int, directi
 
 
 def priced(name: str, tmp_path: Path, **parallelism: object) -> PricedProblem:
-    return price_workload(workload_of(name), cluster_of(), tmp_path / "none", Parallelism(**parallelism))  # type: ignore[arg-type]
+    return price_workload(workload_of(name), cluster_of(), fast_hosts(tmp_path / "db", GPU), Parallelism(**parallelism))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["small", "wide", "padded"])

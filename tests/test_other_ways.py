@@ -30,6 +30,7 @@ from dejavu.schedules import PIPELINE_SCHEDULES, simulate_schedule
 from dejavu.simulation import StageSeconds, both_ways_seconds, price_of_simulated, simulate, simulate_plan
 from dejavu.what_if import price_own_plan, read_plan
 from dejavu.workload import Workload
+from tests.rows import fast_hosts
 
 ONE = StageConfiguration("gpu")
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,7 +184,7 @@ def test_slices_take_longer_the_more_a_pass_costs_by_itself() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("other-ways")
+    return fast_hosts(tmp_path_factory.mktemp("other-ways"), H200)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import pytest
 
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost.kernels.calibration import calibration_kernels
-from dejavu.cost.sources.predicted import KernelPrices, Predicted, optimizer_kernels, summed
+from dejavu.cost.sources.launches import launching_seconds
+from dejavu.cost.sources.predicted import KernelPrices, Predicted, layer_kernels, optimizer_kernels, summed
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
@@ -72,9 +73,17 @@ def test_single_precision_is_learned_and_matrix_units_follow_the_roofline(databa
         assert set(Predicted(database, ADAM).prices(products, device).source_K) == wanted
 
 
-def test_a_layer_is_the_sum_of_its_kernels(graph: Graph, database: ProfileDatabase) -> None:
+def test_a_layer_is_the_sum_of_its_kernels_or_of_their_launches(graph: Graph, database: ProfileDatabase) -> None:
     predicted, device = Predicted(database, ADAM), catalogue()["V100-SXM2-16GB"]
-    total = sum(predicted.estimate(layer, "forward", graph, device).seconds for layer in graph.layers)  # type: ignore[union-attr]
+    total, pace = 0.0, predicted.pace(device)
+    assert pace is not None
+    for layer in graph.layers:
+        own = layer_kernels(layer, "forward", graph.dtype, ADAM)
+        alone = predicted.prices(own, device).seconds_K.sum()
+        found = predicted.estimate(layer, "forward", graph, device)
+        assert found is not None
+        assert found.seconds == pytest.approx(max(alone, launching_seconds(layer, "forward", own, pace)))
+        total += alone
     assert total == pytest.approx(predicted.prices(kernels(graph), device).seconds_K.sum())
 
 
