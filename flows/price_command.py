@@ -50,10 +50,10 @@ def show(found: OwnPlan) -> None:
     """Print what a plan is predicted to take and to hold."""
     from rich.table import Table
 
-    from dejavu.foundation.units import format_bytes, format_seconds
+    from dejavu.foundation.units import format_bytes, format_seconds, plural
     from flows.printing import console
 
-    table = Table(title=f"{found.plan.schedule_name}, {found.plan.num_microbatches} microbatches")
+    table = Table(title=f"{found.plan.schedule_name}, {plural(found.plan.num_microbatches, 'microbatch')}")
     for name in ("stage", "on", "a microbatch", "memory", "of"):
         table.add_column(name)
     for s, stage in enumerate(found.plan.stages):

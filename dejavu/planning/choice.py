@@ -168,7 +168,7 @@ class Choice:
         types, count = self.request.cluster.device_types, self.plan.num_microbatches
         graph, table = self.prices.graph_of(count), self.prices.table_of(count)
         found = assumed_host(self.plan, graph, table, types, self.prices.predicted, self.priced.accumulate)
-        return found if found is not None and found.launching_seconds > self.step_seconds / 2 else None
+        return found if found is not None and found.is_most_of(self.step_seconds) else None
 
     @property
     def simulated_seconds(self) -> float:

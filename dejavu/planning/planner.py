@@ -13,7 +13,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import format_seconds, plural
 from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
@@ -137,7 +137,7 @@ class _Planning:
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self._tell
         for done, count in enumerate(counts):
-            tell(f"pricing {count} microbatches", done, len(counts))
+            tell(f"pricing {plural(count, 'microbatch')}", done, len(counts))
             self.prices.priced(count)
         priced = [self.prices.priced(count) for count in counts]
         with self._homes(priced) as homes:

@@ -10,7 +10,6 @@ from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
-from dejavu.cost.sources.launches import KNOWN_ON
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
@@ -196,13 +195,7 @@ def what_routing_is_assumed(choice: Choice) -> str:
 
 def what_hosts_are_assumed(choice: Choice) -> str:
     """State whose host's pace is assumed, where launching takes most of the step and was not measured."""
-    if choice.assumed_host is None:
-        return ""
-    return (
-        f"Predicted for hosts that launch as fast as {KNOWN_ON}, which was measured: that takes "
-        f"{format_seconds(choice.assumed_host.launching_seconds)} of the step. `dejavu profile --measure passes` "
-        f"measures {choice.assumed_host.device_type}'s."
-    )
+    return str(choice.assumed_host or "")
 
 
 def what_was_gained(choice: Choice) -> str:

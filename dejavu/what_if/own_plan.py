@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dejavu.cost.ranges import Range, memory_range
+from dejavu.cost.sources.assumed_hosts import assumed_host
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
@@ -51,7 +52,7 @@ class OwnPlan:
         stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
         peak_bytes_S, capacity_bytes_S: on a device of each stage, which may hold one of another copy as well.
         away_S: what such a device keeps in its node.
-        notes: what a reader should know of the simulation.
+        notes: what a reader should know of the simulation and the prices.
     """
 
     plan: Plan
@@ -204,8 +205,15 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         peak_bytes_S=by_formula.peak_bytes,
         capacity_bytes_S=tuple(map(float, rooms)),
         away_S=tuple(priced.away(stage, problem.in_flight(s, len(plan.stages))) for s, stage in enumerate(plan.stages)),
-        notes=(FEW if few else BLOCKING,) if is_blocking else (),
+        notes=(*((FEW if few else BLOCKING,) if is_blocking else ()), *_of_hosts(prices, plan, priced, simulated)),
     )
+
+
+def _of_hosts(prices: Prices, plan: Plan, priced: PricedProblem, step_seconds: float) -> tuple[str, ...]:
+    graph, table = prices.graph_of(plan.num_microbatches), prices.table_of(plan.num_microbatches)
+    types = prices.request.cluster.device_types
+    found = assumed_host(plan, graph, table, types, prices.predicted, priced.accumulate)
+    return (str(found),) if found is not None and found.is_most_of(step_seconds) else ()
 
 
 def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostTable, is_prediction
-from dejavu.cost.sources.launches import launching_seconds
+from dejavu.cost.sources.launches import KNOWN_ON, launching_seconds
 from dejavu.cost.sources.predicted import Predicted, layer_kernels
+from dejavu.foundation.units import format_seconds
 from dejavu.graphs.graph import Graph
 from dejavu.plans import Plan
 
@@ -25,6 +26,16 @@ class AssumedHost:
 
     device_type: str
     launching_seconds: float
+
+    def is_most_of(self, step_seconds: float) -> bool:
+        return self.launching_seconds > step_seconds / 2
+
+    def __str__(self) -> str:
+        return (
+            f"Predicted for hosts that launch as fast as {KNOWN_ON}, which was measured: that takes "
+            f"{format_seconds(self.launching_seconds)} of the step. `dejavu profile --measure passes` measures "
+            f"{self.device_type}'s."
+        )
 
 
 def assumed_host(
