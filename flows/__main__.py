@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 STDOUT = "-"  # instead of a file name
-COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
+COMPILING = "compiling the searches' loops (once per machine, up to two minutes)"
 
 app = typer.Typer(
     name="dejavu",

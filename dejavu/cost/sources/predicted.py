@@ -111,9 +111,9 @@ class Predicted(CostSource):
             return None
         prices, kernels = self._of(graph, device), self._kernels(layer, direction, graph)
         estimate, pace = summed((kernel, 1.0, prices[kernel]) for kernel in kernels), self.pace(device)
-        return (
-            no_faster(estimate, self.host_seconds(layer, direction, kernels, device), pace.spread) if pace else estimate
-        )
+        if pace is None:
+            return estimate
+        return no_faster(estimate, launching_seconds(layer, direction, kernels, pace), pace.spread)
 
     def pace(self, device: DeviceType) -> Pace | None:
         """Return how fast the hosts of such devices launch; None: no GPU's."""
