@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 STDOUT = "-"  # instead of a file name
-COMPILING = "compiling the searches' loops (once per machine, up to two minutes)"
+COMPILING = "compiling the searches' loops (once per machine, about a minute)"
 
 app = typer.Typer(
     name="dejavu",

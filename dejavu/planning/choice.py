@@ -11,7 +11,7 @@ from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import Rates, rates
-from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
+from dejavu.cost.sources.assumed_hosts import AssumedHost
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
@@ -165,10 +165,7 @@ class Choice:
     @cached_property
     def assumed_host(self) -> AssumedHost | None:
         """The host that was not measured and that launches for most of the step; None: there is none."""
-        types, count = self.request.cluster.device_types, self.plan.num_microbatches
-        graph, table = self.prices.graph_of(count), self.prices.table_of(count)
-        found = assumed_host(self.plan, graph, table, types, self.prices.predicted, self.priced.accumulate)
-        return found if found is not None and found.is_most_of(self.step_seconds) else None
+        return self.prices.assumed_host(self.plan, self.step_seconds)
 
     @property
     def simulated_seconds(self) -> float:

@@ -17,6 +17,7 @@ from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
 from dejavu.cost.priced_problem import price_problem
 from dejavu.cost.ranges import PriceErrors
+from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
@@ -49,7 +50,6 @@ class Prices:
         rows: the measurements, as they were when they were first asked for.
         transfers: (sender's type, receiver's type) -> the cost of a message.
         errors: how far the price of a plan may be off.
-        predicted: prices of what nobody measured.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Prices:
         self._undeclared = dict[int, Graph]()
         self._graph_at = graph_at or self._with_splits
         workload = request.workload
-        self.predicted = Predicted(self.rows, workload.optimizer)
+        self._predicted = Predicted(self.rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self.rows, workload.dtype)
         self._parallel = ParallelPrices(
             request.cluster,
             self._priced,
-            self.predicted,
+            self._predicted,
             collectives,
             sends_beside_products=sends_beside_products,
         )
@@ -148,6 +148,13 @@ class Prices:
         used = {stage.configuration: None for stage in plan.stages}
         return self.priced(plan.num_microbatches, plan.slices, tuple(used))
 
+    def assumed_host(self, plan: Plan, step_seconds: float) -> AssumedHost | None:
+        """Return the host that was not measured and that launches for most of a plan's step; None: there is none."""
+        graph, table = self.graph_of(plan.num_microbatches), self.table_of(plan.num_microbatches)
+        types, runs = self.request.cluster.device_types, self.request.workload.accumulate
+        found = assumed_host(plan, graph, table, types, self._predicted, runs)
+        return found if found is not None and found.is_most_of(step_seconds) else None
+
     def slice_seconds(self, configuration: StageConfiguration, num_microbatches: int, num_units: int) -> Floats:
         """Return what slices take through all layers, forward and backward, communication left out.
 
@@ -200,7 +207,7 @@ class Prices:
         own = self.request.workload.microbatch_size
         if microbatch_size != own and any(is_prediction(str(source)) for source in table.sources):
             measured = cost_table(self.graph(own), self.request.cluster, self._sources)
-            table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self.predicted)
+            table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self._predicted)
         if self._remembers:
             table, found = remember_stages(table, graph, self.rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dejavu.cost.ranges import Range, memory_range
-from dejavu.cost.sources.assumed_hosts import assumed_host
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
@@ -194,6 +193,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     else:
         by_formula = price(problem, plan)
     errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
+    host = prices.assumed_host(plan, simulated)
     rooms = [costs.capacity_bytes_C[problem.index(stage.configuration)] for stage in plan.stages]
     return OwnPlan(
         plan=plan,
@@ -205,15 +205,8 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         peak_bytes_S=by_formula.peak_bytes,
         capacity_bytes_S=tuple(map(float, rooms)),
         away_S=tuple(priced.away(stage, problem.in_flight(s, len(plan.stages))) for s, stage in enumerate(plan.stages)),
-        notes=(*((FEW if few else BLOCKING,) if is_blocking else ()), *_of_hosts(prices, plan, priced, simulated)),
+        notes=(*((FEW if few else BLOCKING,) if is_blocking else ()), *((str(host),) if host else ())),
     )
-
-
-def _of_hosts(prices: Prices, plan: Plan, priced: PricedProblem, step_seconds: float) -> tuple[str, ...]:
-    graph, table = prices.graph_of(plan.num_microbatches), prices.table_of(plan.num_microbatches)
-    types = prices.request.cluster.device_types
-    found = assumed_host(plan, graph, table, types, prices.predicted, priced.accumulate)
-    return (str(found),) if found is not None and found.is_most_of(step_seconds) else ()
 
 
 def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:

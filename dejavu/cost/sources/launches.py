@@ -52,7 +52,8 @@ _OF_NAMES = {  # of operators that their family says too little of
 }
 ADDED = 1.0  # backward: a weight's gradient is added to those of earlier microbatches
 # How much a host may differ from its own measurement: a block's launches took 1.1 to 1.8 ms in five processes on two
-# machines of one kind, and 1.0 to 2.4 ms within one of them. Others' processors are faster or slower besides.
+# machines of one kind, and 1.0 to 2.4 ms within one of them. Others' processors are faster or slower besides: two is
+# a guess.
 SPREAD, SPREAD_OF_OTHERS = 1.6, 2.0
 
 
