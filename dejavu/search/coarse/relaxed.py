@@ -129,6 +129,7 @@ class Kept:
     through: Through | None = None
     cutoff: float = np.inf
     about_seconds: float = np.inf
+    proved_R: Floats | None = None
 
 
 class Met(NamedTuple):
@@ -284,10 +285,10 @@ class Relaxed:
         few.planes = self.planes.anew()
         return few
 
-    def with_more_memory(self, times: float) -> Relaxed:
-        """The same where each device has so many times as much."""
+    def ending_early(self, early: float) -> Relaxed:
+        """The same where so much of what is between a stage's last two cuts takes it no time and no memory."""
         roomy = copy(self)
-        roomy.costs = self.costs._replace(capacity_C=self.costs.capacity_C * times)
+        roomy.costs = self.costs._replace(early=early)
         return roomy
 
     def without_seconds(self) -> Relaxed:
@@ -364,13 +365,20 @@ class Relaxed:
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:
         """The plan of these stages (configuration, start, stop), which cost so much with prices."""
         how, start, stop = stages_3S
-        busy = self.costs.busy_CL1[how, stop] - self.costs.busy_CL1[how, start] + self.costs.per_step_C[how]
-        before, after, links = self.class_C[how[:-1]], self.class_C[how[1:]], self.links
-        message = links.latency_AA[before, after] + links.per_byte_AA[before, after] * links.bytes_L1[start[1:]]
-        bottleneck_seconds = max(float(busy.max()), links.repeats * 2.0 * float(message.max(initial=0.0)))
         use_R = self.devices.use_CR[how].sum(axis=0)
         of_problem_3S = np.stack([how, self.cuts_L1[start], self.cuts_L1[stop]])
-        return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck_seconds, use_R, of_problem_3S)
+        bottleneck = self.bottleneck_seconds(stages_3S)
+        return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck, use_R, of_problem_3S)
+
+    def bottleneck_seconds(self, stages_3S: Ints) -> float:
+        """Of stages (configuration, start, stop) between these cuts."""
+        how, start, stop = stages_3S
+        upto, busy_CL1 = self.costs.busy_CL1[how, stop], self.costs.busy_CL1
+        busy = upto - self.costs.early * (upto - busy_CL1[how, stop - 1]) - busy_CL1[how, start]
+        before, after, links = self.class_C[how[:-1]], self.class_C[how[1:]], self.links
+        message = links.latency_AA[before, after] + links.per_byte_AA[before, after] * links.bytes_L1[start[1:]]
+        longest = float((busy + self.costs.per_step_C[how]).max())
+        return max(longest, links.repeats * 2.0 * float(message.max(initial=0.0)))
 
 
 def apart(one_seconds: float, other_seconds: float) -> float:

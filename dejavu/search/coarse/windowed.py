@@ -229,7 +229,7 @@ class WindowedBound:
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
         if self.counts_in_state and (leveled is None or _FEW_MORE * leveled.num_levels < least):
-            leveled = Leveled(relaxed, self._wanted_levels, self._stops)
+            leveled = Leveled(relaxed, max(self._num_levels, self._wanted_levels), self._stops)
             self._num_levels = max(self._num_levels, leveled.num_levels)
             self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()

@@ -29,6 +29,7 @@ class Costs(NamedTuple):
         scratch_CL: bytes while a layer runs: a stage needs its largest.
         capacity_C: bytes of a device.
         end_CL: the first layer from `start` on that cannot be part of any stage.
+        early: of what is between a stage's last two cuts, so much counts as if it were not part of it.
     """
 
     busy_CL1: Floats
@@ -39,6 +40,7 @@ class Costs(NamedTuple):
     scratch_CL: Floats
     capacity_C: Floats
     end_CL: Ints
+    early: float = 0.0
 
 
 class Stages(NamedTuple):
@@ -99,7 +101,7 @@ def furthest_stops(
     holds at least one microbatch more than that, up to the most that a schedule asks for (1: memory does not depend on
     the place). Returns whether there is a stage from every layer.
     """
-    busy_CL1, per_step_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL = costs
+    busy_CL1, per_step_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL, _ = costs
     C, L = scratch_CL.shape
     large = np.empty((C, L), np.int64)  # [top:end] layers of a window, each with more scratch than all those before it
     top, end, right = np.zeros(C, np.int64), np.zeros(C, np.int64), np.full(C, L)

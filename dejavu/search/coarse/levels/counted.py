@@ -64,9 +64,15 @@ class Ways(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
+def _upto(table_CL1: Floats, c: int, cut: int, early: float) -> float:
+    """A sum of layers up to a cut, less that share of those from the cut before it on."""
+    return float(table_CL1[c, cut] - early * (table_CL1[c, cut] - table_CL1[c, cut - 1]))
+
+
+@njit(cache=True, nogil=True)
 def fitting_stops(need_N1: Ints, costs: Costs, found_N1CL: Stops) -> None:
     """[level − 1, c, start]: no stage from there stops later whose memory holds as many microbatches as are needed."""
-    _, _, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL = costs
+    _, _, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL, early = costs
     C, L = scratch_CL.shape
     large = np.empty(L, np.int64)  # [top:end] layers of a window, each with more scratch than all those before it
     for n in range(len(need_N1)):
@@ -81,9 +87,9 @@ def fitting_stops(need_N1: Ints, costs: Costs, found_N1CL: Stops) -> None:
                 while right > start:
                     while large[top] >= right:
                         top += 1
-                    free = capacity_C[c] - (fixed_CL1[c, right] - fixed_CL1[c, start])
-                    held = need_N1[n] * (active_CL1[c, right] - active_CL1[c, start])
-                    step = step_CL1[c, right] - step_CL1[c, start]
+                    free = capacity_C[c] - (_upto(fixed_CL1, c, right, early) - fixed_CL1[c, start])
+                    held = need_N1[n] * (_upto(active_CL1, c, right, early) - active_CL1[c, start])
+                    step = _upto(step_CL1, c, right, early) - step_CL1[c, start]
                     if scratch_CL[c, large[top]] + held <= free and step <= free:
                         break
                     right -= 1
@@ -95,14 +101,14 @@ def fitting_stops(need_N1: Ints, costs: Costs, found_N1CL: Stops) -> None:
 @njit(cache=True, nogil=True)
 def busy_stops(limit: float, costs: Costs, among_K: Ints) -> Stops:
     """[k, start]: no stage from there stops later that is no busier than the limit."""
-    busy_CL1, per_step_C, end_CL = costs.busy_CL1, costs.per_step_C, costs.end_CL
+    busy_CL1, per_step_C, end_CL, early = costs.busy_CL1, costs.per_step_C, costs.end_CL, costs.early
     L = end_CL.shape[1]
     found = np.empty((len(among_K), L), np.int32)
     for k in range(len(among_K)):
         c, right = among_K[k], L
         for start in range(L - 1, -1, -1):
             right = min(right, end_CL[c, start])
-            while right > start and not busy_CL1[c, right] - busy_CL1[c, start] + per_step_C[c] <= limit:
+            while right > start and not _upto(busy_CL1, c, right, early) - busy_CL1[c, start] + per_step_C[c] <= limit:
                 right -= 1
             found[k, start] = right
     return found

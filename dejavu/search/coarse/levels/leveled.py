@@ -28,6 +28,9 @@ _NEAR = 0.003  # of the best price, and of what prices take from it: states are 
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
 _NEARLY = 4.0  # times this, where it was not found more precisely
+_STEP = 0.1  # of the bound: prices that seem to prove more by that are not looked for, as states that are near say little there
+_NEAR_SHARE = 0.15
+_PULL = 0.5
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
 _LESS = (1.0, 0.5, 0.25, 0.125)  # times prices, one after the other while they prove nothing
@@ -90,9 +93,13 @@ class Leveled:
         wanted = self.wanted_levels(self._relaxed, num_stages)
         return self if wanted <= self._num else Leveled(self._relaxed, wanted, self._stops)
 
-    def with_more_memory(self, times: float) -> Leveled:
-        """The same where each device has so many times as much: what holds of no plan here may hold of some there."""
-        return Leveled(self._relaxed.with_more_memory(times), self._num)
+    def ending_early(self, early: float) -> Leveled:
+        """The same for stages that end early, see `Relaxed.ending_early`: no plan that fits here is lost there."""
+        return Leveled(self._relaxed.ending_early(early), self._num)
+
+    @property
+    def ends_early(self) -> bool:
+        return self._relaxed.costs.early > 0.0
 
     @staticmethod
     def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:
@@ -183,7 +190,7 @@ class Leveled:
         Args:
             enough: more need not be proved of Σ; what the cutoff is where it is not given.
         """
-        relaxed, states = self._relaxed, self._states(known)
+        relaxed, states, before = self._relaxed, self._states(known), known
         known = replace(known, states=states, about_seconds=np.inf)
         levels = self._levels(states, limit)
         for times in _LESS if relaxed.seconds_CL1[:, -1].any() else _LESS[:1]:  # of prices alone less says the same
@@ -196,20 +203,26 @@ class Leveled:
             sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
             if sum_seconds > 0.0:
                 break
-        known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
+        proved_R = prices_R if sum_seconds > before.sum_seconds or before.proved_R is None else before.proved_R
+        known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds), proved_R=proved_R)
         if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
-        around = through.below(sum_seconds + self._near_seconds(known, limit)).with_those(known.near).among(left)
-        best = self._best_prices(around, left, limit, cutoff, prices_R)
+        near_seconds = max(self._near_seconds(known, limit), _NEAR_SHARE * min(before.about_seconds - sum_seconds, _STEP * (sum_seconds + limit)) if before.about_seconds < np.inf else 0.0)
+        around = through.below(sum_seconds + near_seconds).with_those(known.near).among(left)
+        reached = cutoff
+        if limit < np.inf:
+            gain = sum_seconds - before.sum_seconds if before.sum_seconds > 0.0 else 0.0
+            reached = min(cutoff, sum_seconds + max(2.0 * gain, _STEP * (sum_seconds + limit)))
+        best = self._best_prices(around, left, limit, reached, prices_R)
         return replace(
             known,
             states=left,
             near=around,
             through=through,
             cutoff=cutoff,
-            prices_R=best.prices_T,
+            prices_R=best.prices_T if proved_R is prices_R else _PULL * proved_R + (1 - _PULL) * best.prices_T,
             about_seconds=max(best.most_seconds, sum_seconds),
         )
 
@@ -347,7 +360,7 @@ class Leveled:
         if start.min() < 0 or stop.min() < 0:
             return False
         level = np.minimum(np.arange(len(how), 0, -1), self._num)
-        if plan.bottleneck_seconds > limit or (len(how) > self._num and not self._is_open):
+        if self._relaxed.bottleneck_seconds(np.stack([how, start, stop])) > limit or (len(how) > self._num and not self._is_open):
             return False
         is_left = states.alive_NL1[level, start] & states.used_NC[level, how]
         fitting_N1CL = self._stops.upto(self._num)

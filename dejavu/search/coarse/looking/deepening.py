@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,8 @@ _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the ne
 _ROUGHLY = 0.02  # of the best price, by which bounds that were found in a few passes may be too low
 _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
+_FROM = 1.1  # times the limit with the least bound over fewer cuts: prices are found sooner under higher ones
+_CUTS_EACH = 10  # for each level: with fewer, plans over these cuts are far from those with every cut
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 # Limits, in the one with the least bound, under which plans are looked for until one is met; and better ones.
 _FIRST_STEPS, _NEAR_STEPS = (1.0, 1.06, 1.12), (1.0, 0.95, 1.1)
@@ -56,12 +58,13 @@ def look_for_plans(
     def is_late() -> bool:
         return sought.enough.is_set() or best.elapsed_seconds > until[1]
 
-    survey, limit = _counting(Survey(looks[0], best, sought, top.prices_R, is_late), top, until_seconds)
+    plain = Survey(looks[0], best, sought, top.prices_R, is_late)
+    survey, limit = _counting(plain.ending_early() if len(looks) > 1 else plain, top, until_seconds)
     sought.met = survey.met
     sought.count(survey.look.num_levels)
     one = _Looking(survey, best, until, improve, _GAPS)
     if len(looks) > 1:
-        _over_more(looks[1], one, limit)
+        _over_more(looks, one, limit)
         return
     _far_and_near(one, limit)
     first, *near = [step * limit for step in _STEPS]
@@ -75,32 +78,35 @@ def _far_and_near(one: _Looking, limit: float) -> None:
         one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
 
 
-def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
-    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them.
+def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> None:
+    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound, with every cut.
 
-    Both begin with the prices that are the best there with a little more memory.
+    Both begin with the prices that are the best there where stages end early.
     """
-    own = few.survey.over(look.counting(few.survey.look.num_levels - 1))
-    begin = limit * few.survey.share / own.share
-    roomy = own.with_room(begin)
-    roomy.bound(begin)
-    survey = own.knowing(roomy)
+    few, own = (counted.survey.over(look.counting(counted.survey.look.num_levels - 1)) for look in looks)
+    early, begin = own.ending_early(), _FROM * limit
+    early.bound(begin)
 
-    def look_around() -> None:
-        roomy.around(begin)
-        roomy.sought.survey(roomy.bounds_seconds, [met for met in roomy.own_met if met.has_plans])
+    def look_around(pool: Executor | None = None) -> None:
+        early.around(begin, pool)
+        early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
 
+    if own.look.num_cuts < _CUTS_EACH * own.look.num_levels:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            look_around(pool)
+        return
+    survey = own.knowing(early)
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
-        one = replace(few, survey=survey, until_seconds=(few.until_seconds[1],) * 2, gaps=_FINER_GAPS)
-        least_at = survey.least_near(begin)
+        one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
+        least_at = survey.least_near(limit / own.share)
         first, *higher = [step * least_at for step in _FIRST_STEPS]
         if not one.improves(_FINER_WIDTH, [first]):
-            _far_and_near(few, limit)
+            _far_and_near(replace(counted, survey=few), limit / few.share)
             one.improves(_FINER_WIDTH, higher, once=True)
         surveyed.result()
-    few.best.catch_up()
-    if min(roomy.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
+    counted.best.catch_up()
+    if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 
 

@@ -1,12 +1,14 @@
 """What some of the cuts say of one limit after another: where the bound is least, and prices that are about right.
 
 With few cuts stages end before they are as large as they could be, so fewer plans keep to a limit, and to memory. For
-plans that is as it should be. Prices that are to be about right for every cut are of stages with as much more memory.
+plans that is as it should be. Prices that are to be about right for every cut are of stages that may reach a part of
+the way to the next cut for nothing: what a stage loses does not grow with its size, so small ones lose most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, Met
 
 _LOST = 0.17  # of what is between two cuts, by so much stages are shorter, for each level; there are more than stages
+_EARLY = 0.2  # the same, for each stage by itself
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
@@ -51,15 +54,17 @@ class Survey:
         """Of a limit over these cuts the one with every cut that allows about as much.
 
         Stages end at the last cut before they are too busy. On average they would be shorter by half of what is between
-        two cuts, but those are chosen that lose the least.
+        two cuts, but those are chosen that lose the least. Where they end early instead the limits are the same.
         """
+        if self.look.ends_early:
+            return 1.0
         all_cuts, own_cuts = self.look.problem.num_layers, self.look.num_cuts
         return 1.0 / (1.0 + _LOST * self.look.num_levels * (1.0 / own_cuts - 1.0 / all_cuts))
 
     def at(self, limit: float, cutoff: float | None = None) -> Kept:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
         cutoff = self.most_seconds - limit if cutoff is None else cutoff
-        here = self.look.tightened(self.nearest(limit), limit, cutoff)
+        here = self.look.tightened(self._beginning(limit, cutoff), limit, cutoff)
         met = self.look.what_was_met(self.share * limit, here)
         self.met.append(met._replace(has_plans=here.sum_seconds < cutoff))
         return here
@@ -68,6 +73,14 @@ class Survey:
         """The prices of the nearest limit that was looked at, over these cuts where there is one."""
         everything = self.look.everything_at(self.prices_R)
         return self.look.beginning_near(self.own_met or self.met, self.share * limit, everything)
+
+    def _beginning(self, limit: float, cutoff: float) -> Kept:
+        """With the nearest prices; what is known over fewer cuts only is made to fit these."""
+        begun = self.nearest(limit)
+        if self.own_met or not self.look.ends_early:
+            return begun
+        prices_R = self.look.guessed(self.met, limit, cutoff)
+        return begun if prices_R is None else self.look.everything_at(prices_R)
 
     @property
     def own_met(self) -> list[Met]:
@@ -85,32 +98,55 @@ class Survey:
         return replace(self, look=look, bounds_seconds={}, met=[*self.met])
 
     def knowing(self, other: Survey) -> Survey:
-        """The same over these cuts, beginning with what is known of other limits on memory."""
+        """The same over these cuts, beginning with what is known of others, or of stages that end elsewhere."""
         return replace(self, met=[*other.met])
 
-    def with_room(self, limit: float) -> Survey:
-        """Another one with as much more memory as is lost at cuts, beginning with the prices that are known here."""
-        roomy, prices_R = self.look.with_more_memory(1.0 / self.share), self.nearest(limit).prices_R
-        return replace(self, look=roomy, prices_R=prices_R, bounds_seconds={}, met=[])
+    def ending_early(self) -> Survey:
+        """Another one that says about what holds with every cut, beginning with what is known here."""
+        return replace(self, look=self.look.ending_early(_EARLY), bounds_seconds={}, met=[*self.met])
 
     def least_near(self, limit: float) -> float:
-        """The limit under which the bound is about the least, of some above and below this one."""
+        """The limit under which the bound is about the least, of some above and below this one.
+
+        Or above the first one that plans over these cuts keep to.
+        """
+        while not self.is_late() and limit < self.best.step_seconds and self.bound(limit) >= self.most_seconds:
+            limit *= _HIGHER
         self._onward(limit, _HIGHER, _ROUGHLY)
         self._onward(_LOWER * limit, _LOWER, _ROUGHLY)
         return self._least_at(limit)
 
-    def around(self, limit: float) -> Survey:
+    def beside(self) -> Survey:
+        """The same for another thread; what one finds the other knows."""
+        return replace(self, look=self.look.beside())
+
+    def around(self, limit: float, pool: Executor | None = None) -> Survey:
         """Survey limits above and below this one.
 
         Both ways to where the bound is far above the least; then further down to one below which no plan is better than
         the best one; last, next to the least.
+
+        Args:
+            pool: for what another thread does at the same time; None: there is none.
         """
-        self._onward(limit, _HIGHER)
+        self.bound(limit)
+        other = self.beside()
+
+        def upward() -> None:
+            other._onward(_HIGHER * limit, _HIGHER)
+
+        def next_to_least(step: float) -> None:
+            other.bound(step * other._least_at(limit))
+
+        above = None if pool is None else pool.submit(upward)
         lowest = self._onward(_LOWER * limit, _LOWER)
-        least_at = self._least_at(limit)
-        for step in _BETWEEN:
-            self.bound(step * least_at)
+        upward() if above is None else above.result()
+        near = [] if pool is None else [pool.submit(next_to_least, step) for step in _BETWEEN]
         self._down_to_none(_LOWER * lowest)
+        for step in _BETWEEN if pool is None else ():
+            next_to_least(step)
+        for one in near:
+            one.result()
         return self
 
     def _least_at(self, otherwise: float) -> float:
