@@ -130,6 +130,7 @@ class Kept:
     cutoff: float = np.inf
     about_seconds: float = np.inf
     proved_R: Floats | None = None
+    proved_seconds: float = -np.inf
 
 
 class Met(NamedTuple):

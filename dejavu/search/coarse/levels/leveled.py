@@ -203,8 +203,10 @@ class Leveled:
             sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
             if sum_seconds > 0.0:
                 break
-        proved_R = prices_R if sum_seconds > before.sum_seconds or before.proved_R is None else before.proved_R
-        known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds), proved_R=proved_R)
+        is_more = sum_seconds > before.proved_seconds
+        if is_more:
+            known = replace(known, proved_R=prices_R, proved_seconds=sum_seconds)
+        known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
@@ -222,7 +224,7 @@ class Leveled:
             near=around,
             through=through,
             cutoff=cutoff,
-            prices_R=best.prices_T if proved_R is prices_R else _PULL * proved_R + (1 - _PULL) * best.prices_T,
+            prices_R=best.prices_T if is_more else _PULL * known.proved_R + (1 - _PULL) * best.prices_T,
             about_seconds=max(best.most_seconds, sum_seconds),
         )
 
