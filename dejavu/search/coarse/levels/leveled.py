@@ -94,12 +94,13 @@ class Leveled:
         return self if wanted <= self._num else Leveled(self._relaxed, wanted, self._stops)
 
     def ending_early(self, early: float) -> Leveled:
-        """The same for stages that end early, see `Relaxed.ending_early`: no plan that fits here is lost there."""
-        return Leveled(self._relaxed.ending_early(early), self._num)
+        """The same for stages that end early, see `Relaxed.ending_early`: no plan that fits here is lost there.
 
-    @property
-    def ends_early(self) -> bool:
-        return self._relaxed.costs.early > 0.0
+        Where no cut is missing none has to.
+        """
+        if self.num_cuts == self.problem.num_layers:
+            return self
+        return Leveled(self._relaxed.ending_early(early), self._num)
 
     @staticmethod
     def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:

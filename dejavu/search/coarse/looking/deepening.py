@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.looking.survey import Survey
+from dejavu.search.coarse.looking.survey import EARLY, Survey
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, bottleneck_seconds
 
@@ -25,7 +25,6 @@ _ROUGHLY = 0.02  # of the best price, by which bounds that were found in a few p
 _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FROM = 1.1  # times the limit with the least bound over fewer cuts: prices are found sooner under higher ones
-_CUTS_EACH = 10  # for each level: with fewer, plans over these cuts are far from those with every cut
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 # Limits, in the one with the least bound, under which plans are looked for until one is met; and better ones.
 _FIRST_STEPS, _NEAR_STEPS = (1.0, 1.06, 1.12), (1.0, 0.95, 1.1)
@@ -58,8 +57,8 @@ def look_for_plans(
     def is_late() -> bool:
         return sought.enough.is_set() or best.elapsed_seconds > until[1]
 
-    plain = Survey(looks[0], best, sought, top.prices_R, is_late)
-    survey, limit = _counting(plain.ending_early() if len(looks) > 1 else plain, top, until_seconds)
+    plain = Survey(looks[0].ending_early(EARLY), best, sought, top.prices_R, is_late)
+    survey, limit = _counting(plain, top, until_seconds)
     sought.met = survey.met
     sought.count(survey.look.num_levels)
     one = _Looking(survey, best, until, improve, _GAPS)
@@ -79,35 +78,36 @@ def _far_and_near(one: _Looking, limit: float) -> None:
 
 
 def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> None:
-    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound, with every cut.
+    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them.
 
-    Both begin with the prices that are the best there where stages end early.
+    Both begin with the prices that are the best there where stages end early. Plans do not, so they need higher limits.
     """
     few, own = (counted.survey.over(look.counting(counted.survey.look.num_levels - 1)) for look in looks)
-    early, begin = own.ending_early(), _FROM * limit
+    early, begin = own.over(own.look.ending_early(EARLY)), _FROM * limit
     early.bound(begin)
+    survey = own.over(own.look, early.met)
 
-    def look_around(pool: Executor | None = None) -> None:
-        early.around(begin, pool)
+    def look_around() -> None:
+        early.around(begin)
         early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
 
-    if own.look.num_cuts < _CUTS_EACH * own.look.num_levels:
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            look_around(pool)
-        return
-    survey = own.knowing(early)
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
         one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
-        least_at = survey.least_near(limit / own.share)
+        least_at = survey.least_near(_for_plans(own.look, begin))
         first, *higher = [step * least_at for step in _FIRST_STEPS]
         if not one.improves(_FINER_WIDTH, [first]):
-            _far_and_near(replace(counted, survey=few), limit / few.share)
+            _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
             one.improves(_FINER_WIDTH, higher, once=True)
         surveyed.result()
     counted.best.catch_up()
     if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
+
+
+def _for_plans(look: Leveled, limit: float) -> float:
+    """About the limit that plans over these cuts keep to, where with every cut they would keep to this one."""
+    return limit * (1.0 + look.num_levels / look.num_cuts)
 
 
 @dataclass

@@ -7,8 +7,7 @@ the way to the next cut for nothing: what a stage loses does not grow with its s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,13 +18,12 @@ from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, Met
 
-_LOST = 0.17  # of what is between two cuts, by so much stages are shorter, for each level; there are more than stages
-_EARLY = 0.2  # the same, for each stage by itself
+EARLY = 0.2  # of what is between a stage's last two cuts: those stages are chosen that lose little
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
-_WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _ROUGHLY = 0.04  # of the least bound: once one is as much above it, the least is behind
+_WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 
 
 @dataclass
@@ -49,35 +47,23 @@ class Survey:
     bounds_seconds: dict[float, float] = field(default_factory=dict)
     met: list[Met] = field(default_factory=list)
 
-    @property
-    def share(self) -> float:
-        """Of a limit over these cuts the one with every cut that allows about as much.
-
-        Stages end at the last cut before they are too busy. On average they would be shorter by half of what is between
-        two cuts, but those are chosen that lose the least. Where they end early instead the limits are the same.
-        """
-        if self.look.ends_early:
-            return 1.0
-        all_cuts, own_cuts = self.look.problem.num_layers, self.look.num_cuts
-        return 1.0 / (1.0 + _LOST * self.look.num_levels * (1.0 / own_cuts - 1.0 / all_cuts))
-
     def at(self, limit: float, cutoff: float | None = None) -> Kept:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
         cutoff = self.most_seconds - limit if cutoff is None else cutoff
         here = self.look.tightened(self._beginning(limit, cutoff), limit, cutoff)
-        met = self.look.what_was_met(self.share * limit, here)
+        met = self.look.what_was_met(limit, here)
         self.met.append(met._replace(has_plans=here.sum_seconds < cutoff))
         return here
 
     def nearest(self, limit: float) -> Kept:
         """The prices of the nearest limit that was looked at, over these cuts where there is one."""
         everything = self.look.everything_at(self.prices_R)
-        return self.look.beginning_near(self.own_met or self.met, self.share * limit, everything)
+        return self.look.beginning_near(self.own_met or self.met, limit, everything)
 
     def _beginning(self, limit: float, cutoff: float) -> Kept:
         """With the nearest prices; what is known over fewer cuts only is made to fit these."""
         begun = self.nearest(limit)
-        if self.own_met or not self.look.ends_early:
+        if self.own_met:
             return begun
         prices_R = self.look.guessed(self.met, limit, cutoff)
         return begun if prices_R is None else self.look.everything_at(prices_R)
@@ -93,17 +79,9 @@ class Survey:
         least = min(self.bounds_seconds.values(), default=np.inf)
         return min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
 
-    def over(self, look: Leveled) -> Survey:
-        """Another one over other cuts, beginning with what is known here."""
-        return replace(self, look=look, bounds_seconds={}, met=[*self.met])
-
-    def knowing(self, other: Survey) -> Survey:
-        """The same over these cuts, beginning with what is known of others, or of stages that end elsewhere."""
-        return replace(self, met=[*other.met])
-
-    def ending_early(self) -> Survey:
-        """Another one that says about what holds with every cut, beginning with what is known here."""
-        return replace(self, look=self.look.ending_early(_EARLY), bounds_seconds={}, met=[*self.met])
+    def over(self, look: Leveled, met: Sequence[Met] | None = None) -> Survey:
+        """Another one over other cuts, or of stages that end elsewhere, beginning with what is known here, or this."""
+        return replace(self, look=look, bounds_seconds={}, met=[*(self.met if met is None else met)])
 
     def least_near(self, limit: float) -> float:
         """The limit under which the bound is about the least, of some above and below this one.
@@ -114,44 +92,26 @@ class Survey:
             limit *= _HIGHER
         self._onward(limit, _HIGHER, _ROUGHLY)
         self._onward(_LOWER * limit, _LOWER, _ROUGHLY)
-        return self._least_at(limit)
+        return self.least_at(limit)
 
-    def beside(self) -> Survey:
-        """The same for another thread; what one finds the other knows."""
-        return replace(self, look=self.look.beside())
-
-    def around(self, limit: float, pool: Executor | None = None) -> Survey:
+    def around(self, limit: float) -> Survey:
         """Survey limits above and below this one.
 
         Both ways to where the bound is far above the least; then further down to one below which no plan is better than
         the best one; last, next to the least.
-
-        Args:
-            pool: for what another thread does at the same time; None: there is none.
         """
         self.bound(limit)
-        other = self.beside()
-
-        def upward() -> None:
-            other._onward(_HIGHER * limit, _HIGHER)
-
-        def next_to_least(step: float) -> None:
-            other.bound(step * other._least_at(limit))
-
-        above = None if pool is None else pool.submit(upward)
+        self._onward(_HIGHER * limit, _HIGHER)
         lowest = self._onward(_LOWER * limit, _LOWER)
-        upward() if above is None else above.result()
-        near = [] if pool is None else [pool.submit(next_to_least, step) for step in _BETWEEN]
+        least_at = self.least_at(limit)
+        for step in _BETWEEN:
+            self.bound(step * least_at)
         self._down_to_none(_LOWER * lowest)
-        for step in _BETWEEN if pool is None else ():
-            next_to_least(step)
-        for one in near:
-            one.result()
         return self
 
-    def _least_at(self, otherwise: float) -> float:
-        bounds = self.bounds_seconds
-        return min(bounds, key=bounds.__getitem__) / self.share if bounds else otherwise
+    def least_at(self, otherwise: float) -> float:
+        """The limit with the least bound that was looked at; the other one where none was."""
+        return min(self.bounds_seconds, key=self.bounds_seconds.__getitem__, default=otherwise)
 
     def _onward(self, limit: float, step: float, higher_by: float = np.inf) -> float:
         """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
@@ -166,15 +126,15 @@ class Survey:
         """What no plan over these cuts under this limit costs less than; of what is above `most_seconds` no more."""
         if self.is_late():
             return np.inf
-        if self.share * limit not in self.bounds_seconds:
-            self.bounds_seconds[self.share * limit] = limit + self.at(limit).sum_seconds
-        return self.bounds_seconds[self.share * limit]
+        if limit not in self.bounds_seconds:
+            self.bounds_seconds[limit] = limit + self.at(limit).sum_seconds
+        return self.bounds_seconds[limit]
 
     def _down_to_none(self, limit: float) -> None:
         """Further down until Σ alone is as high."""
         while not self.is_late() and limit > self.sought.least_limit:
             sum_seconds = self.at(limit, self.most_seconds).sum_seconds
-            self.bounds_seconds[self.share * limit] = limit + sum_seconds
+            self.bounds_seconds[limit] = limit + sum_seconds
             if sum_seconds >= self.most_seconds * (1 - _WORTH):
                 return
             limit *= _LOWER
