@@ -28,7 +28,7 @@ _NEAR = 0.003  # of the best price, and of what prices take from it: states are 
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
 _NEARLY = 4.0  # times this, where it was not found more precisely
-_STEP = 0.1  # of the bound: prices that seem to prove more by that are not looked for, as states that are near say little there
+_STEP = 0.3  # of the bound: prices that seem to prove more by that are not looked for, as states that are near say little there
 _NEAR_SHARE = 0.15
 _PULL = 0.5
 _PATIENCE = 0.02  # see `CuttingPlanes`
@@ -212,20 +212,22 @@ class Leveled:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
-        near_seconds = max(self._near_seconds(known, limit), _NEAR_SHARE * min(before.about_seconds - sum_seconds, _STEP * (sum_seconds + limit)) if before.about_seconds < np.inf else 0.0)
-        around = through.below(sum_seconds + near_seconds).with_those(known.near).among(left)
-        reached = cutoff
+        near_seconds, reached = self._near_seconds(known, limit), cutoff
+        if before.about_seconds < cutoff:
+            near_seconds = max(near_seconds, _NEAR_SHARE * (before.about_seconds - sum_seconds))
         if limit < np.inf:
             gain = sum_seconds - before.sum_seconds if before.sum_seconds > 0.0 else 0.0
             reached = min(cutoff, sum_seconds + max(2.0 * gain, _STEP * (sum_seconds + limit)))
+        around = through.below(sum_seconds + near_seconds).with_those(known.near).among(left)
         best = self._best_prices(around, left, limit, reached, prices_R)
+        is_pulled = not is_more and best.most_seconds < cutoff
         return replace(
             known,
             states=left,
             near=around,
             through=through,
             cutoff=cutoff,
-            prices_R=best.prices_T if is_more else _PULL * known.proved_R + (1 - _PULL) * best.prices_T,
+            prices_R=best.prices_T if not is_pulled else _PULL * known.proved_R + (1 - _PULL) * best.prices_T,
             about_seconds=max(best.most_seconds, sum_seconds),
         )
 
