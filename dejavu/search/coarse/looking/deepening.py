@@ -94,13 +94,13 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
         one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
-        least_at = survey.least_near(_for_plans(own.look, begin))
-        first, *higher = [step * least_at for step in _FIRST_STEPS]
+        first, *higher = [step * begin for step in _FIRST_STEPS]
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
             one.improves(_FINER_WIDTH, higher, once=True)
         surveyed.result()
     counted.best.catch_up()
+    least_at = survey.least_at(begin)
     if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 
