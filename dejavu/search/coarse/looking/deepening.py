@@ -26,8 +26,9 @@ _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FROM = 1.1  # times the limit with the least bound over fewer cuts: prices are found sooner under higher ones
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-# Limits, in the one with the least bound, under which plans are looked for until one is met; and better ones.
-_FIRST_STEPS, _NEAR_STEPS = (1.0, 1.06, 1.12), (1.0, 0.95, 1.1)
+_CUTS_EACH = 10  # for each level: with fewer, where plans over them have the least bound is of little use, and takes long
+_HIGHER_STEPS = (1.06, 1.12)  # limits, in the first over more cuts, under which plans are looked for until one is met
+_NEAR_STEPS = (1.0, 0.95, 1.1)  # the same for better ones, in the one with the least bound
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.03, 0.3)  # the same over more cuts
 _BETTER = 0.004  # of the best price: plans that are cheaper by less are not looked for
@@ -91,17 +92,18 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
         early.around(begin)
         early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
 
+    one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
-        one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
-        first, *higher = [step * begin for step in _FIRST_STEPS]
+        has_enough = own.look.num_cuts >= _CUTS_EACH * own.look.num_levels
+        first = survey.least_near(_for_plans(own.look, begin)) if has_enough else begin
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
-            one.improves(_FINER_WIDTH, higher, once=True)
+            one.improves(_FINER_WIDTH, [step * first for step in _HIGHER_STEPS], once=True)
         surveyed.result()
     counted.best.catch_up()
-    least_at = survey.least_at(begin)
     if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
+        least_at = first if has_enough else _for_plans(own.look, early.least_at(limit))
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 
 
