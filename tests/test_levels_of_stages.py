@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from threading import Event
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 from benchmarks.search.generated import heterogeneous, operators
 from dejavu.plans import is_valid
+from dejavu.plans.stage_costs import Floats
 from dejavu.search import Exact, Exhaustive
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse import windowed
 from dejavu.search.coarse.busiest import least_bottleneck_seconds
 from dejavu.search.coarse.clusters import boundaries
-from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.ranges import Range, Ranges
+from dejavu.search.coarse.levels import counted
+from dejavu.search.coarse.levels.leveled import Ints, Leveled
+from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxed import Kept, Relaxed, States
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exhaustive import all_plans
@@ -225,3 +230,59 @@ def test_a_thread_with_nothing_to_do_looks_at_what_the_last_proof_wants() -> Non
         helper.result()
     assert proved == pytest.approx(0.9 * seconds)
     assert targets == pytest.approx({1: 0.9 * seconds, 2: 0.99 * seconds})
+
+
+@pytest.mark.parametrize("early", [0.2, 0.5])
+def test_stages_that_end_early_are_those_that_reach_so_far_and_a_part_of_what_comes_next(early: float) -> None:
+    """Every configuration, start and stop over few cuts, by hand: time and memory of what is left of the last part."""
+    further = 0
+    for seed in range(6):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=40)
+        relaxed = Relaxed(problem, Incumbent(problem, "test", 60.0)).at_cuts(boundaries(problem, 12))
+        roomy, need = relaxed.ending_early(early), np.array([1, 3, 7])
+        limit = 0.2 * float(relaxed.costs.busy_CL1[:, -1].min())
+        costs, among = roomy.costs, np.arange(len(relaxed.kept))
+        busy_CL = counted.busy_stops(limit, costs, among)
+        fitting_NCL = np.empty((len(need), *costs.scratch_CL.shape), np.int32)
+        counted.fitting_stops(need, costs, fitting_NCL)
+        assert (busy_CL >= counted.busy_stops(limit, relaxed.costs, among)).all(), seed
+        for c, start in product(among, range(costs.scratch_CL.shape[1])):
+            stops = np.arange(start + 1, costs.end_CL[c, start] + 1)
+
+            def taken(table_CL1: Floats, c: int = c, start: int = start, stops: Ints = stops) -> Floats:
+                last = table_CL1[c, stops] - table_CL1[c, stops - 1]
+                return np.asarray(table_CL1[c, stops] - early * last - table_CL1[c, start])
+
+            is_quick = taken(costs.busy_CL1) + costs.per_step_C[c] <= limit
+            assert busy_CL[c, start] == stops[is_quick].max(initial=start), (seed, c, start)
+            scratch = np.maximum.accumulate(costs.scratch_CL[c, start : costs.end_CL[c, start]])
+            for n, held in enumerate(need):
+                free = costs.capacity_C[c] - taken(costs.fixed_CL1)
+                fits = (scratch + held * taken(costs.active_CL1) <= free) & (taken(costs.step_CL1) <= free)
+                assert fitting_NCL[n, c, start] == stops[fits].max(initial=start), (seed, c, start, n)
+        further += int((busy_CL > counted.busy_stops(limit, relaxed.costs, among)).sum())
+    assert further > 20
+
+
+def test_where_no_cut_is_missing_no_stage_ends_early() -> None:
+    problem = heterogeneous(0, num_types=2, num_devices=9, num_layers=12)
+    relaxed = Relaxed(problem, Incumbent(problem, "test", 60.0))
+    every, few = Leveled(relaxed), Leveled(relaxed.at_cuts(boundaries(problem, 6)))
+    assert every.ending_early(0.2) is every
+    assert few.ending_early(0.2) is not few
+
+
+def test_a_proof_counts_as_many_stages_as_plans_have_where_the_best_one_has_few() -> None:
+    """A first plan of few stages, and a count of many: else the last level would stand for most of them."""
+    problem = operators(1, num_operators=300, num_devices=48, num_types=2)
+    best = Incumbent(problem, "test", 60.0)
+    found = solved(PipeDream().run(problem, budget_seconds=10))
+    best.offer(found.plan)
+    bound, sought = WindowedBound(problem, best), Sought()
+    many = min(3 * bound._wanted_levels, bound._stops.most_levels)
+    assert many > windowed._MANY_MORE * bound._wanted_levels
+    sought.count(many)
+    sought.end()
+    bound.prove(0.2, sought)
+    assert bound._looks.leveled is not None
+    assert bound._looks.leveled.num_levels == many

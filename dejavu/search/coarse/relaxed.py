@@ -110,13 +110,14 @@ class Kept:
         among_K: they have stages of these configurations only.
         after_L1: they have at least so many stages from each cut on, where they have that cut.
         most_L1: and at most so many; None: that was not looked at.
-        prices_R: the prices that proved most.
+        prices_R: the prices to go on from: those that proved most, or that are next.
         sum_seconds: none of them has a lower Σ.
         states: they have these only; None: stages were not counted in the state.
         near: those next to the plans that are the cheapest at the best prices; maybe those of another limit.
         through: of the states that were left before, at the prices that were known then.
         cutoff: of Σ of the plans that these states hold.
         about_seconds: no prices prove more than this for Σ; inf: that is not known.
+        proved_R, proved_seconds: the prices that proved most, where stages are counted in the state, and what.
     """
 
     among_K: Ints

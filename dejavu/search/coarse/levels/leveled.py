@@ -28,9 +28,11 @@ _NEAR = 0.003  # of the best price, and of what prices take from it: states are 
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
 _NEARLY = 4.0  # times this, where it was not found more precisely
-_STEP = 0.3  # of the bound: prices that seem to prove more by that are not looked for, as states that are near say little there
-_NEAR_SHARE = 0.15
-_PULL = 0.5
+_STEP = (
+    0.3  # of the bound: prices that seem to prove more by that are not looked for, as what is near says little of them
+)
+_NEAR_SHARE = 0.15  # of what prices may still prove: states are near whose plans are dearer by less
+_PULL = 0.5  # towards the prices that proved most, where the last ones proved less: those of what is near jump about
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
 _LESS = (1.0, 0.5, 0.25, 0.125)  # times prices, one after the other while they prove nothing
@@ -204,32 +206,44 @@ class Leveled:
             sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
             if sum_seconds > 0.0:
                 break
-        is_more = sum_seconds > before.proved_seconds
-        if is_more:
+        if sum_seconds > before.proved_seconds:
             known = replace(known, proved_R=prices_R, proved_seconds=sum_seconds)
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
-        near_seconds, reached = self._near_seconds(known, limit), cutoff
-        if before.about_seconds < cutoff:
-            near_seconds = max(near_seconds, _NEAR_SHARE * (before.about_seconds - sum_seconds))
-        if limit < np.inf:
-            gain = sum_seconds - before.sum_seconds if before.sum_seconds > 0.0 else 0.0
-            reached = min(cutoff, sum_seconds + max(2.0 * gain, _STEP * (sum_seconds + limit)))
-        around = through.below(sum_seconds + near_seconds).with_those(known.near).among(left)
-        best = self._best_prices(around, left, limit, reached, prices_R)
-        is_pulled = not is_more and best.most_seconds < cutoff
+        around = (
+            through.below(sum_seconds + self._around_seconds(known, before, limit)).with_those(known.near).among(left)
+        )
+        best = self._best_prices(around, left, limit, self._reached(sum_seconds, before, limit, cutoff), prices_R)
+        next_R = best.prices_T
+        if known.proved_R is not None and sum_seconds < known.proved_seconds and best.most_seconds < cutoff:
+            next_R = _PULL * known.proved_R + (1 - _PULL) * next_R
         return replace(
             known,
             states=left,
             near=around,
             through=through,
             cutoff=cutoff,
-            prices_R=best.prices_T if not is_pulled else _PULL * known.proved_R + (1 - _PULL) * best.prices_T,
+            prices_R=next_R,
             about_seconds=max(best.most_seconds, sum_seconds),
         )
+
+    def _around_seconds(self, known: Kept, before: Kept, limit: float) -> float:
+        """How much dearer than the cheapest plan those are whose states are looked at for the next prices.
+
+        More where the last ones of what is near proved far less than they seemed to: too little is near.
+        """
+        missing = before.about_seconds - known.sum_seconds if before.about_seconds < before.cutoff else 0.0
+        return max(self._near_seconds(known, limit), _NEAR_SHARE * missing)
+
+    def _reached(self, sum_seconds: float, before: Kept, limit: float, cutoff: float) -> float:
+        """What the next prices are to prove: far above what is proved now they would be those of few states."""
+        if limit == np.inf:
+            return cutoff
+        gain = sum_seconds - before.sum_seconds if before.sum_seconds > 0.0 else 0.0
+        return min(cutoff, sum_seconds + max(2.0 * gain, _STEP * (sum_seconds + limit)))
 
     def _best_prices(self, near: States, left: States, limit: float, cutoff: float, prices_R: Floats) -> Bounded:
         """Those that prove most, up to the cutoff, of plans with states that are near, and of those that were met."""
@@ -365,7 +379,9 @@ class Leveled:
         if start.min() < 0 or stop.min() < 0:
             return False
         level = np.minimum(np.arange(len(how), 0, -1), self._num)
-        if self._relaxed.bottleneck_seconds(np.stack([how, start, stop])) > limit or (len(how) > self._num and not self._is_open):
+        if self._relaxed.bottleneck_seconds(np.stack([how, start, stop])) > limit or (
+            len(how) > self._num and not self._is_open
+        ):
             return False
         is_left = states.alive_NL1[level, start] & states.used_NC[level, how]
         fitting_N1CL = self._stops.upto(self._num)

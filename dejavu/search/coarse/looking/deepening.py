@@ -26,7 +26,9 @@ _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FROM = 1.1  # times the limit with the least bound over fewer cuts: prices are found sooner under higher ones
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_CUTS_EACH = 10  # for each level: with fewer, where plans over them have the least bound is of little use, and takes long
+_CUTS_EACH = (
+    10  # for each level: with fewer, where plans over them have the least bound is of little use, and takes long
+)
 _HIGHER_STEPS = (1.06, 1.12)  # limits, in the first over more cuts, under which plans are looked for until one is met
 _NEAR_STEPS = (1.0, 0.95, 1.1)  # the same for better ones, in the one with the least bound
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
@@ -58,8 +60,8 @@ def look_for_plans(
     def is_late() -> bool:
         return sought.enough.is_set() or best.elapsed_seconds > until[1]
 
-    plain = Survey(looks[0].ending_early(EARLY), best, sought, top.prices_R, is_late)
-    survey, limit = _counting(plain, top, until_seconds)
+    look = looks[0].ending_early(EARLY) if len(looks) > 1 else looks[0]
+    survey, limit = _counting(Survey(look, best, sought, top.prices_R, is_late), top, until_seconds)
     sought.met = survey.met
     sought.count(survey.look.num_levels)
     one = _Looking(survey, best, until, improve, _GAPS)
