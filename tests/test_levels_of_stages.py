@@ -16,11 +16,11 @@ from dejavu.plans import is_valid
 from dejavu.plans.stage_costs import Floats
 from dejavu.search import Exact, Exhaustive
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse import windowed
 from dejavu.search.coarse.busiest import least_bottleneck_seconds
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels import counted
 from dejavu.search.coarse.levels.leveled import Ints, Leveled
+from dejavu.search.coarse.looking.deepening import CUTS_EACH
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxed import Kept, Relaxed, States
 from dejavu.search.coarse.windowed import WindowedBound
@@ -280,7 +280,7 @@ def test_a_proof_counts_as_many_stages_as_plans_have_where_the_best_one_has_few(
     best.offer(found.plan)
     bound, sought = WindowedBound(problem, best), Sought()
     many = min(3 * bound._wanted_levels, bound._stops.most_levels)
-    assert many > windowed._MANY_MORE * bound._wanted_levels
+    assert many > max(1.5 * bound._wanted_levels, problem.num_layers / CUTS_EACH)
     sought.count(many)
     sought.end()
     bound.prove(0.2, sought)

@@ -18,6 +18,7 @@ from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.levels.stops import FittingStops
+from dejavu.search.coarse.looking.deepening import CUTS_EACH
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
@@ -30,7 +31,6 @@ _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved 
 _MOST_STEPS = 8e8  # of one evaluation with stages in the state; with more no range is proved in time
 _MORE_STAGES = 1.25  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
 _FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
-_MANY_MORE = 1.4  # times as many levels as are wanted for the best plan: then the last one does not say enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
@@ -230,9 +230,9 @@ class WindowedBound:
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
         if self.counts_in_state and (leveled is None or _FEW_MORE * leveled.num_levels < least):
-            wanted = self._wanted_levels
-            many = self._num_levels > _MANY_MORE * wanted  # counted in a relaxed plan, where the best one is a poor one
-            leveled = Leveled(relaxed, self._num_levels if many else wanted, self._stops)
+            is_far = self.num_cuts < CUTS_EACH * self._num_levels  # the best plan, which may have few stages
+            wanted = max(self._num_levels, self._wanted_levels) if is_far else self._wanted_levels
+            leveled = Leveled(relaxed, wanted, self._stops)
             self._num_levels = max(self._num_levels, leveled.num_levels)
             self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()

@@ -28,9 +28,7 @@ _NEAR = 0.003  # of the best price, and of what prices take from it: states are 
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
 _NEARLY = 4.0  # times this, where it was not found more precisely
-_STEP = (
-    0.3  # of the bound: prices that seem to prove more by that are not looked for, as what is near says little of them
-)
+_STEP = 0.3  # of the bound: prices that seem to prove more by that are not looked for, as little is known so far up
 _NEAR_SHARE = 0.15  # of what prices may still prove: states are near whose plans are dearer by less
 _PULL = 0.5  # towards the prices that proved most, where the last ones proved less: those of what is near jump about
 _PATIENCE = 0.02  # see `CuttingPlanes`
@@ -213,12 +211,12 @@ class Leveled:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
-        around = (
-            through.below(sum_seconds + self._around_seconds(known, before, limit)).with_those(known.near).among(left)
-        )
+        missing = before.about_seconds - sum_seconds if before.about_seconds < cutoff else 0.0
+        near_seconds = max(self._near_seconds(known, limit), _NEAR_SHARE * missing)
+        around = through.below(sum_seconds + near_seconds).with_those(known.near).among(left)
         best = self._best_prices(around, left, limit, self._reached(sum_seconds, before, limit, cutoff), prices_R)
         next_R = best.prices_T
-        if known.proved_R is not None and sum_seconds < known.proved_seconds and best.most_seconds < cutoff:
+        if sum_seconds <= before.proved_seconds and best.most_seconds < cutoff and known.proved_R is not None:
             next_R = _PULL * known.proved_R + (1 - _PULL) * next_R
         return replace(
             known,
@@ -229,14 +227,6 @@ class Leveled:
             prices_R=next_R,
             about_seconds=max(best.most_seconds, sum_seconds),
         )
-
-    def _around_seconds(self, known: Kept, before: Kept, limit: float) -> float:
-        """How much dearer than the cheapest plan those are whose states are looked at for the next prices.
-
-        More where the last ones of what is near proved far less than they seemed to: too little is near.
-        """
-        missing = before.about_seconds - known.sum_seconds if before.about_seconds < before.cutoff else 0.0
-        return max(self._near_seconds(known, limit), _NEAR_SHARE * missing)
 
     def _reached(self, sum_seconds: float, before: Kept, limit: float, cutoff: float) -> float:
         """What the next prices are to prove: far above what is proved now they would be those of few states."""

@@ -26,9 +26,9 @@ _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FROM = 1.1  # times the limit with the least bound over fewer cuts: prices are found sooner under higher ones
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_CUTS_EACH = (
-    10  # for each level: with fewer, where plans over them have the least bound is of little use, and takes long
-)
+# For each level: with fewer cuts plans over them are far from those with every cut, and where the bound over them is
+# least says little.
+CUTS_EACH = 10
 _HIGHER_STEPS = (1.06, 1.12)  # limits, in the first over more cuts, under which plans are looked for until one is met
 _NEAR_STEPS = (1.0, 0.95, 1.1)  # the same for better ones, in the one with the least bound
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
@@ -97,7 +97,7 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
     one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
     with ThreadPoolExecutor(max_workers=1) as pool:
         surveyed = pool.submit(look_around)
-        has_enough = own.look.num_cuts >= _CUTS_EACH * own.look.num_levels
+        has_enough = own.look.num_cuts >= CUTS_EACH * own.look.num_levels
         first = survey.least_near(_for_plans(own.look, begin)) if has_enough else begin
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
