@@ -286,3 +286,27 @@ def test_a_proof_counts_as_many_stages_as_plans_have_where_the_best_one_has_few(
     bound.prove(0.2, sought)
     assert bound._looks.leveled is not None
     assert bound._looks.leveled.num_levels == many
+
+
+def test_prices_that_proved_most_are_told_with_what_they_prove() -> None:
+    """Passes may prove less than one before; the most is that of the prices that are kept, among all states or more."""
+    looked, less = 0, 0
+    for seed in range(12):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=16)
+        best = with_plan(problem, solved(Exact().run(problem)).plan, above=1.2)
+        assert best.plan is not None
+        sum_seconds, bottleneck = parts(problem, best.plan)
+        leveled, before = Leveled(Relaxed(problem, best)), -np.inf
+        known, limit = leveled.everything(), 1.05 * bottleneck
+        for _ in range(4):
+            known = leveled.closer(known, limit, 2.0 * sum_seconds)
+            assert known.proved_R is not None
+            assert before <= known.proved_seconds <= min(known.sum_seconds, sum_seconds) * (1 + 1e-7), seed
+            plan = leveled.cheapest(leveled.everything_at(known.proved_R), limit)
+            assert plan is not None
+            alone = plan.bound_seconds(known.proved_R, leveled._relaxed.devices.count_R)
+            assert alone <= known.proved_seconds + 1e-7 * sum_seconds, seed
+            less += bool(known.proved_seconds == before)
+            before, looked = known.proved_seconds, looked + 1
+    assert looked == 48
+    assert less > 0, "no pass proved less than one before"

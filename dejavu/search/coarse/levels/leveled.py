@@ -186,7 +186,8 @@ class Leveled:
 
         Of all states that are left these prices prove something, the next ones are the best for the few that are next
         to the cheapest plans: of those all plans are known at once, where a plan at a time says little of the others.
-        States and configurations go whose every plan comes to the cutoff.
+        States and configurations go whose every plan comes to the cutoff. Where prices prove less than others before
+        them the next ones are halfway to those (smoothing: Wentges, 1997), and more states are near.
 
         Args:
             enough: more need not be proved of Σ; what the cutoff is where it is not given.

@@ -18,7 +18,9 @@ from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, Met
 
-EARLY = 0.2  # of what is between a stage's last two cuts: those stages are chosen that lose little
+# Of what is between a stage's last two cuts: those stages are chosen that lose little. By what all cuts say of three
+# generated problems (10,000 operators, seeds 18, 31 and 33), of 0.15 to 0.5.
+EARLY = 0.2
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
