@@ -127,6 +127,20 @@ def answers_at(url: str) -> bool:
         return False
 
 
+def draws_runs_at(mlflow_url: str) -> bool:
+    """Return whether MLflow's server answers what its page of a run asks first.
+
+    At each such query it imports its tables of users, though nobody has to log in. A request that maps the other tables
+    while the first import is half done fails, and so do all that ask for models, and the page of every run with them,
+    until the server ends (MLflow 3.17). So it is asked once before anybody else can ask.
+    """
+    try:
+        asked = httpx.post(f"{mlflow_url}/graphql", json={"query": "{__typename}"}, timeout=60, trust_env=False)
+        return asked.is_success
+    except httpx.HTTPError:
+        return False
+
+
 def write_toml(project: Path, services: Services, say: Say) -> None:
     """Write `prefect.toml`, so that `prefect …` in this folder talks to this server, whatever the user's profile."""
     path = project / "prefect.toml"

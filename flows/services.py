@@ -35,6 +35,7 @@ from flows.service_record import (
     Say,
     Services,
     answers_at,
+    draws_runs_at,
     is_ours,
     record,
     record_path,
@@ -142,7 +143,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
         if "prefect" in missing:
             own = environment | server_settings.prefect_server(services.needs)
             services = _launch(services, own, "prefect", _prefect_command(services))
-        _wait_for(services, "mlflow", lambda: answers_at(mlflow_health))
+        _wait_for(services, "mlflow", lambda: answers_at(mlflow_health) and draws_runs_at(services.mlflow_url))
     _wait_for(services, "prefect", lambda: answers_at(prefect_health))
     with services.api() as api:
         crash_lost_runs(

@@ -65,11 +65,20 @@ def check_console(browser: Any) -> None:
 
 
 def until(browser: Any, is_so: Callable[[], Any], what: str) -> Any:
-    from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+    """Wait for it; a page that has met an error is not waited for."""
+    from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException, TimeoutException
     from selenium.webdriver.support.ui import WebDriverWait
 
+    def answer(_: Any) -> Any:
+        check_console(browser)
+        return is_so()
+
     wait = WebDriverWait(browser, PATIENCE_SECONDS, 0.2, (NoSuchElementException, StaleElementReferenceException))
-    return wait.until(lambda _: is_so(), f"no {what} within {PATIENCE_SECONDS} s on {browser.current_url}")
+    try:
+        return wait.until(answer)
+    except TimeoutException:
+        where = f"{browser.current_url}, which says: {text_of(browser)[:2000]}"
+        raise AssertionError(f"no {what} within {PATIENCE_SECONDS} s on {where}") from None
 
 
 def text_of(browser: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -166,6 +167,15 @@ def test_the_plan_deployment_does_not_train(running: Project) -> None:
 
 
 @pytest.mark.integration
+def test_nobody_asks_mlflow_for_a_run_before_it_has_imported_what_that_needs(running: Project) -> None:
+    """Else the first two requests of a run's page may leave every such page broken until the server ends."""
+    log = next(one.log for one in found(running).processes if one.name == "mlflow")
+    asked = re.findall(r'"(GET|POST) (/\S*) HTTP[^"]*" (\d+)', Path(log).read_text())
+    others = [path for _, path, _ in asked if path != "/health"]
+    assert others[0] == "/graphql"
+    assert ("POST", "/graphql", "200") in asked
+
+
 def test_up_again_changes_nothing(running: Project) -> None:
     before = found(running)
     running.said.clear()
