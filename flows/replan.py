@@ -67,7 +67,6 @@ def replan(
     with gc_frozen():  # imports of seconds: the run is Running before them
         from dejavu.watching import Notes, differences
         from dejavu.watching.notes import SETTLED_SECONDS
-        from flows.replanned import replanned
         from tasks.watching import look_at_cluster
 
     project, log = Path.cwd(), get_run_logger()
@@ -78,6 +77,8 @@ def replan(
     if not changes:
         return Completed(message="nothing changed since the last plan", data=None)
     if reason:
+        with gc_frozen():  # with torch and all searches, which a look does without
+            from flows.replanned import replanned
         decision = replanned(workload, cluster, now, notes, dask, budget_seconds, "; ".join(changes))
         return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
     time.sleep(SETTLED_SECONDS)

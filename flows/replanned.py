@@ -11,7 +11,7 @@ from dejavu.watching import Decided, Decision, Notes
 from dejavu.workload import Workload
 from flows.planned import planned
 from flows.session import session
-from tasks.watching import decide_on
+from tasks.deciding import decide_on
 
 
 def replanned(

@@ -23,10 +23,10 @@ import pytest
 from mlflow import MlflowClient
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.files import write_json
 from dejavu.foundation.processes.start import start_seconds
 from dejavu.launch.training_lock import BusyError
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.job import write_json
 from dejavu.track import Tracker
 from dejavu.track.old_runs import delete_old_runs
 from flows import service_record

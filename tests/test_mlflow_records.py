@@ -21,13 +21,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.files import write_json
 from dejavu.foundation.hashing import stable_hash
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.note import command_of
-from dejavu.runtime.job import write_json
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import MARKER
 from dejavu.track import (

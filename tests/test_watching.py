@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +34,26 @@ def workers_on(cluster: Cluster) -> list[WorkerDevices]:
         )
         for k, (host, devices) in enumerate(found.items())
     ]
+
+
+def test_a_look_that_finds_nothing_imports_no_torch(tmp_path: Path) -> None:
+    """It is made once a minute, by a process of its own that takes 2 s of a core to start, and 6 s with torch."""
+    code = f"""
+import sys
+from pathlib import Path
+from prefect.logging import disable_run_logger
+import flows.replan
+from dejavu.watching import Notes, differences
+from dejavu.workload.settings import Workload
+from tasks.watching import look_at_cluster
+with disable_run_logger():
+    now = look_at_cluster.fn(Path({str(EXAMPLES[0])!r}), "")
+print(Notes(Path({str(tmp_path)!r}), Workload(), "cluster.yaml", "").planned, differences(now, now))
+print([name for name in ("torch", "scipy", "numba") if name in sys.modules])
+"""
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": "one", "PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["None ()", "[]", ""]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

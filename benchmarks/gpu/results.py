@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from benchmarks._report import result_of
 from benchmarks.gpu.schedule import Done
+from dejavu.foundation.files import write_json
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.job import write_json
 
 Row = dict[str, Any]
 

@@ -20,8 +20,8 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.files import write_json
 from dejavu.foundation.processes.start import start_seconds, started_at
-from dejavu.runtime.job import write_json
 
 LOCK, HOLDER = "training.lock", "training.json"
 POLL_SECONDS = 0.5

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dejavu.foundation.files import write_json
 from dejavu.launch.launcher import OnLoss, report
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
@@ -19,7 +20,7 @@ from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.starting import copies_wanted, newest_start
 from dejavu.migration.watching import Watching, link_changes
-from dejavu.runtime.job import TrainingJob, TrainingResult, write_json
+from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Gain, Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats

@@ -26,10 +26,11 @@ with gc_frozen():
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
+    from dejavu.foundation.files import write_json
     from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
+    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import World

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.files import write_json
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.job.migration import Migration
@@ -320,17 +320,3 @@ def read_evaluations(progress: Path) -> tuple[Evaluation, ...]:
 
 def _lines(progress: Path) -> list[bytes]:
     return progress.read_bytes().splitlines() if progress.is_file() else []
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

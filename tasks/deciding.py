@@ -1,0 +1,65 @@
+"""Decide what comes of a cluster's change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from dejavu.cluster import Cluster
+from dejavu.foundation.errors import InputError
+from dejavu.planning import Choice
+from dejavu.plans import Plan
+from dejavu.watching import Decided, Decision, Planned, decide
+from dejavu.workload import Workload
+
+
+@task(name="decide", cache_policy=NO_CACHE)
+def decide_on(
+    choice: Choice, workload: Workload, before: Planned | None, change: str, run: str, *, is_running: bool
+) -> Decision:
+    """Compare the plan that is there with the new one, both predicted on the changed cluster; log and show why."""
+    cluster = choice.request.cluster
+    old_seconds = _step_seconds(choice, before.plan) if before is not None and _fits_on(before.plan, cluster) else None
+    settings = workload.replan
+    if before is None:
+        decided, why = Decided.PLANNED, "the first plan of this workload on this cluster"
+    else:
+        decided, why = decide(settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running)
+    decision = Decision(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=workload.model,
+        change=change,
+        old_fingerprint=before.cluster.fingerprint if before else "",
+        new_fingerprint=cluster.fingerprint,
+        old_step_seconds=old_seconds,
+        new_step_seconds=choice.step_seconds,
+        margin=settings.margin,
+        decided=str(decided),
+        why=why,
+        run=run,
+    )
+    get_run_logger().info("%s: %s (%s)", decided, why, change)
+    create_markdown_artifact(f"**{decided}**: {why}.\n\nChanged: {change}.", key="decision", description=change)
+    return decision
+
+
+def _fits_on(plan: Plan, cluster: Cluster) -> bool:
+    """Return whether the cluster has the devices that the plan counts."""
+    configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
+    wanted: Counter[str] = Counter()
+    for configuration in configurations:
+        wanted[configuration.device_type] += configuration.num_devices
+    return all(count <= cluster.device_counts.get(name, 0) for name, count in wanted.items())
+
+
+def _step_seconds(choice: Choice, plan: Plan) -> float | None:
+    """Predict a step of a plan made for another cluster; None: it does not fit this one's memory or meshes."""
+    try:
+        candidate = choice.candidate(plan)
+    except InputError:
+        return None
+    return candidate.step_seconds if candidate.fits else None
