@@ -23,7 +23,7 @@ import pytest
 from mlflow import MlflowClient
 
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import start_seconds
 from dejavu.launch.training_lock import BusyError
 from dejavu.profiles import ProfileDatabase

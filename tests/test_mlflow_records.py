@@ -21,8 +21,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.foundation.files import write_json
 from dejavu.foundation.hashing import stable_hash
+from dejavu.foundation.processes.files import write_json
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from benchmarks._report import result_of
 from benchmarks.gpu.schedule import Done
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.profiles import ProfileDatabase
 
 Row = dict[str, Any]

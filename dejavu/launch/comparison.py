@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from dejavu.binding.binding import Binding
-from dejavu.foundation.files import write_json
 from dejavu.foundation.hashing import stable_hash
+from dejavu.foundation.processes.files import write_json
 from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process import end_agent, named_parent, rank_environment

@@ -20,7 +20,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import start_seconds, started_at
 
 LOCK, HOLDER = "training.lock", "training.json"

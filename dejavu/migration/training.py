@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.launch.launcher import OnLoss, report
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts

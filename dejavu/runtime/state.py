@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 from dejavu.runtime.process.state_files import StateFiles
 from dejavu.workload import Workload

@@ -26,7 +26,7 @@ with gc_frozen():
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
-    from dejavu.foundation.files import write_json
+    from dejavu.foundation.processes.files import write_json
     from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut

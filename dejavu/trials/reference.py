@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from dejavu.foundation.files import write_json
 from dejavu.foundation.hashing import stable_hash
+from dejavu.foundation.processes.files import write_json
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys

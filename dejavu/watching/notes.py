@@ -16,7 +16,7 @@ from typing import Any
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.plans import Plan
 from dejavu.watching.decision import Decision
 from dejavu.workload import Workload

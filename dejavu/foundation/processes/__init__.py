@@ -2,5 +2,6 @@
 
 parents.py   a process that ends with its parent
 start.py     which process a pid means
+files.py     files that other processes read while they are written
 homes.py     objects shared out among forked processes, each of which keeps what it computes about its own
 """

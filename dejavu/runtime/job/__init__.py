@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.foundation.files import write_json
+from dejavu.foundation.processes.files import write_json
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.job.migration import Migration

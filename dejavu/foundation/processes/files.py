@@ -1,4 +1,4 @@
-"""Files that others read while they are written."""
+"""Files that other processes read while they are written."""
 
 from __future__ import annotations
 
