@@ -51,7 +51,7 @@ ONE_SIZE = ("--microbatches", str(WORKLOAD["num_microbatches"]))  # no other is 
 
 
 def measured_by_a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first project that ends leaves what it measured, for all processes of these tests."""
+    """Where the first project that has measured leaves it, for all processes of these tests."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "measured-by-a-project"
 
@@ -72,8 +72,14 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         shutil.copy(ROOT / name, folder / name)
     yield folder
     assert not processes_of(folder), "processes are left behind"
-    if (folder / "profiles_db").is_dir() and not measured.exists():
-        kept = shutil.copytree(folder / "profiles_db", folder / "measured")
+    leave_measured(folder, tmp_path_factory)
+
+
+def leave_measured(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Leave what a project has measured to the next ones; no flow of it may run."""
+    measured = measured_by_a_project(tmp_path_factory)
+    if (project / "profiles_db").is_dir() and not measured.exists():
+        kept = shutil.copytree(project / "profiles_db", project / "measured")
         with suppress(OSError):  # another process of the tests was first
             kept.rename(measured)
 
@@ -233,10 +239,11 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="t
 
 
 @needs_two_cores
-def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
+def test_run_goes_the_whole_way_and_remembers(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     workload = write_workload(project)
     first = command(project, "dejavu", "run", "--workload", workload)
     assert first.returncode == 0, first.stdout + first.stderr
+    leave_measured(project, tmp_path_factory)
     assert "step, predicted" in first.stdout and "step, measured" in first.stdout
     run = check_records(project)
     assert new_measurements(run) > 0
