@@ -17,6 +17,7 @@ from dejavu.search.coarse.relaxed import Kept, apart
 
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
+_MET = 0.0  # in place of a gap: the states of plans that prices brought forth
 _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
 _WIDTH = 2048  # in labels at a level
@@ -61,7 +62,9 @@ class Beams:
         gap_seconds = GAP * self._best.step_seconds
         while True:
             cutoff, until_seconds = min(known.cutoff, known.sum_seconds + gap_seconds), self._until_seconds
-            plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width, until_seconds=until_seconds)
+            plan, least_seconds = leveled.plan_under(
+                known, limit, cutoff, self._width, until_seconds=until_seconds, proves=True
+            )
             if plan is not None and self._improve is not None:
                 self._improve(plan)
             self.is_narrow = self.is_narrow or (plan is None and -math.inf < least_seconds < cutoff)
@@ -78,6 +81,14 @@ class Beams:
         bound, about = known.sum_seconds + limit, known.about_seconds + limit
         if about - bound > _NEAR_BEST * best_seconds or self._improve is None or known.near is None:
             return
+        if not self._has_looked(limit, _MET):
+            self._looked.append((limit, _MET))
+            here = replace(known, states=leveled.of_plans_met(known, limit))
+            plan, _ = leveled.plan_under(here, limit, best_seconds - limit, _WIDTH, until_seconds=self._until_seconds)
+            if plan is not None:
+                self._improve(plan)
+                if self._best.step_seconds < best_seconds:
+                    return
         for gap in gaps:
             most = min(about * (1 + gap), best_seconds)
             if gap > _MOST_GAP and not self.are_few(known, leveled):

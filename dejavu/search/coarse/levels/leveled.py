@@ -23,7 +23,7 @@ from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 Ints = NDArray[np.int64]
 
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
-_MOST_BYTES = 1.3e9  # of what is kept for each level
+_MOST_BYTES = 1.8e9  # of what is kept for each level: with fewer levels plans seem to fit that do not
 _NEAR = 0.003  # of the best price, and of what prices take from it: states are next to a plan that is dearer by less
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
@@ -33,6 +33,7 @@ _NEAR_SHARE = 0.15  # of what prices may still prove: states are near whose plan
 _PULL = 0.5  # towards the prices that proved most, where the last ones proved less: those of what is near jump about
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
+_MOST_MET = 1000  # plans, the last ones, whose states are looked at
 _LESS = (1.0, 0.5, 0.25, 0.125)  # times prices, one after the other while they prove nothing
 
 
@@ -248,6 +249,27 @@ class Leveled:
             self._relaxed.enough(_PRECISION),
         )
 
+    def of_plans_met(self, known: Kept, limit: float) -> States:
+        """Those of the plans that prices brought forth, of all that are known to be left.
+
+        Each takes more of some devices than there are, and less of others. Where two have a state in common, the one's
+        stages before it and the other's from there on make another plan.
+        """
+        left = self._states(known)
+        alive_NL1, used_NC = np.zeros_like(left.alive_NL1), np.zeros_like(left.used_NC)
+        alive_NL1[0, -1] = True
+        for plan in self._planes.known.latest(_MOST_MET):
+            if self._allows(plan, left, limit):
+                assert plan.stages_3S is not None
+                level = self._levels_of(len(plan.stages_3S[0]))
+                alive_NL1[level, self._relaxed.place_L1[plan.stages_3S[1]]] = True
+                used_NC[level, plan.stages_3S[0]] = True
+        return States(alive_NL1, used_NC)
+
+    def _levels_of(self, num_stages: int) -> Ints:
+        """Of each stage of a plan."""
+        return np.minimum(np.arange(num_stages, 0, -1), self._num)
+
     def cheapest(self, known: Kept, limit: float) -> PricedPlan | None:
         """The cheapest plan of the relaxed problem at the prices that are known."""
         states = self._states(known)
@@ -261,6 +283,8 @@ class Leveled:
         width: int,
         num_starts: int | None = None,
         until_seconds: float = np.inf,
+        *,
+        proves: bool = False,
     ) -> tuple[Plan | None, float]:
         """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
 
@@ -269,6 +293,8 @@ class Leveled:
         Args:
             num_starts: that are tried of a stage to a cut; None: all.
             until_seconds: as the search's clock has it; a plan is met by then, or none.
+            proves: the bound holds of plans with more stages than there are levels, too. Those that are met may not fit
+                memory, so they are looked for only then.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not self.has_beams:
@@ -284,7 +310,7 @@ class Leveled:
             aim=leveled_beam.Aim(limit, cutoff, width, num_starts or len(relaxed.cuts_L1), relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
-            levels=levels,
+            levels=levels if proves else levels._replace(is_open=False),
             devices=relaxed.devices.packed(problem.use_all_devices),
             spent=through.spent_seconds,
             before_NAL1=self._rest_NAL1,
@@ -369,7 +395,7 @@ class Leveled:
         how, (start, stop) = plan.stages_3S[0], self._relaxed.place_L1[plan.stages_3S[1:]]
         if start.min() < 0 or stop.min() < 0:
             return False
-        level = np.minimum(np.arange(len(how), 0, -1), self._num)
+        level = self._levels_of(len(how))
         if self._relaxed.bottleneck_seconds(np.stack([how, start, stop])) > limit or (
             len(how) > self._num and not self._is_open
         ):
