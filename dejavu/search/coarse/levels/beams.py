@@ -18,6 +18,7 @@ from dejavu.search.coarse.relaxed import Kept, apart
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
 _MET = 0.0  # in place of a gap: the states of plans that prices brought forth
+_VARIED = (0.7, 1.4)
 _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
 _WIDTH = 2048  # in labels at a level
@@ -84,11 +85,19 @@ class Beams:
         if not self._has_looked(limit, _MET):
             self._looked.append((limit, _MET))
             here = replace(known, states=leveled.of_plans_met(known, limit))
-            plan, _ = leveled.plan_under(here, limit, best_seconds - limit, _WIDTH, until_seconds=self._until_seconds)
-            if plan is not None:
-                self._improve(plan)
-                if self._best.step_seconds < best_seconds:
+            for varied in ((), _VARIED):
+                most = self._best.step_seconds
+                if most < bound + _BETTER * best_seconds:
                     return
+                plan, _ = leveled.plan_under(
+                    here, limit, most - limit, _WIDTH, until_seconds=self._until_seconds, varied=varied
+                )
+                if plan is not None:
+                    self._improve(plan)
+            if self._best.step_seconds < best_seconds:
+                return
+        if not self.are_few(replace(known, states=known.near), leveled):
+            return
         for gap in gaps:
             most = min(about * (1 + gap), best_seconds)
             if gap > _MOST_GAP and not self.are_few(known, leveled):

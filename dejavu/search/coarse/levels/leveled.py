@@ -285,6 +285,7 @@ class Leveled:
         until_seconds: float = np.inf,
         *,
         proves: bool = False,
+        varied: Sequence[float] = (),
     ) -> tuple[Plan | None, float]:
         """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
 
@@ -306,14 +307,26 @@ class Leveled:
             states = through.below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None, cutoff
+        alive = np.nonzero(states.alive_NL1)
+        state_NL1 = np.full(states.alive_NL1.shape, -1)
+        state_NL1[alive] = np.arange(len(alive[0]))
+        spent, price, before = [through.spent_seconds], [ways.price_K], [self._rest_NAL1[alive[0], :, alive[1]]]
+        for other_R in self._varied(prices_R, varied):
+            other = self._ways(states, other_R)
+            counted.downstream(limit, other, self._after, levels, self._rest_NAL1)
+            spent.append(self._through(limit, other, levels, states, other_R).spent_seconds)
+            price.append(other.price_K)
+            before.append(self._rest_NAL1[alive[0], :, alive[1]])
         guide = leveled_beam.Guide(
             aim=leveled_beam.Aim(limit, cutoff, width, num_starts or len(relaxed.cuts_L1), relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
             levels=levels if proves else levels._replace(is_open=False),
             devices=relaxed.devices.packed(problem.use_all_devices),
-            spent=through.spent_seconds,
-            before_NAL1=self._rest_NAL1,
+            price_PK=np.array(price),
+            spent_P=np.array(spent),
+            before_PSA=np.array(before),
+            state_NL1=state_NL1,
         )
         found, bound_seconds = leveled_beam.beam(guide, lambda: relaxed.best.elapsed_seconds > until_seconds)
         if not found.shape[1]:
@@ -323,6 +336,12 @@ class Leveled:
             for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
         )
         return Plan(tuple(stages), problem.schedule, problem.num_microbatches), bound_seconds
+
+    def _varied(self, prices_R: Floats, shares: Sequence[float]) -> list[Floats]:
+        """With all prices of one type of devices times each of these, one type after the other."""
+        devices = self._relaxed.devices
+        of_type_TR = devices.use_CR[:, : devices.num_types].T.astype(bool) @ devices.use_CR.astype(bool)
+        return [np.where(of_R, share * prices_R, prices_R) for of_R in of_type_TR for share in shares]
 
     def _states(self, known: Kept) -> States:
         """The states that are left: at first those with as many stages as are known to come from a cut on."""
