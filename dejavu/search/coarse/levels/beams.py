@@ -18,10 +18,10 @@ from dejavu.search.coarse.relaxed import Kept, apart
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
 _MET = 0.0  # in place of a gap: the states of plans that prices brought forth
-_VARIED = (0.7, 1.4)
+VARIED = (0.7, 1.4)
 _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
-_WIDTH = 2048  # in labels at a level
+WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
@@ -85,12 +85,12 @@ class Beams:
         if not self._has_looked(limit, _MET):
             self._looked.append((limit, _MET))
             here = replace(known, states=leveled.of_plans_met(known, limit))
-            for varied in ((), _VARIED):
+            for varied in ((), VARIED):
                 most = self._best.step_seconds
                 if most < bound + _BETTER * best_seconds:
                     return
                 plan, _ = leveled.plan_under(
-                    here, limit, most - limit, _WIDTH, until_seconds=self._until_seconds, varied=varied
+                    here, limit, most - limit, WIDTH, until_seconds=self._until_seconds, varied=varied
                 )
                 if plan is not None:
                     self._improve(plan)
@@ -107,7 +107,7 @@ class Beams:
             self._looked.append((limit, gap))
             here = replace(known, states=known.near if gap <= GAP else known.states)
             num_starts, until_seconds = None if gap <= GAP else _NUM_STARTS, self._until_seconds
-            plan, least_seconds = leveled.plan_under(here, limit, most - limit, _WIDTH, num_starts, until_seconds)
+            plan, least_seconds = leveled.plan_under(here, limit, most - limit, WIDTH, num_starts, until_seconds)
             if plan is not None:
                 self._improve(plan)
             if self._best.step_seconds < best_seconds or most == best_seconds or least_seconds == -math.inf:

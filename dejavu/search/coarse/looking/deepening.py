@@ -11,6 +11,7 @@ import numpy as np
 
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse.levels.beams import VARIED, WIDTH
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.looking.survey import EARLY, Survey
 from dejavu.search.coarse.ranges import Sought
@@ -104,7 +105,7 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
             one.improves(_FINER_WIDTH, [step * first for step in _HIGHER_STEPS], once=True)
         surveyed.result()
     counted.best.catch_up()
-    if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
+    if has_enough and min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
         least_at = first if has_enough else _for_plans(own.look, early.least_at(limit))
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 
@@ -154,6 +155,15 @@ class _Looking:
     def _deepen(self, here: Kept, limit: float, width: int) -> None:
         """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
         bound, most = here.sum_seconds + limit, self.survey.most_seconds
+        look, before = self.survey.look, self.best.step_seconds
+        if bound < most:
+            of_met = replace(here, states=look.of_plans_met(here, limit))
+            for varied in ((), VARIED):
+                plan, _ = look.plan_under(of_met, limit, most - limit, WIDTH, varied=varied)
+                if plan is not None:
+                    self.improve(plan)
+            if self.best.step_seconds < before:
+                return
         for gap in self.gaps:
             target = min(bound * (1 + gap), most)
             if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
