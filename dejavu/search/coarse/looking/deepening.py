@@ -91,19 +91,18 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
     early.bound(begin)
     survey = own.over(own.look, early.met)
 
-    def look_around() -> None:
-        early.around(begin)
-        early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
-
     one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        surveyed = pool.submit(look_around)
+        surveyed = pool.submit(early.down, begin)
         has_enough = own.look.num_cuts >= CUTS_EACH * own.look.num_levels
         first = survey.least_near(_for_plans(own.look, begin)) if has_enough else begin
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
             one.improves(_FINER_WIDTH, [step * first for step in _HIGHER_STEPS], once=True)
+        early.beside().up(begin)
         surveyed.result()
+    early.between(limit)
+    early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
     counted.best.catch_up()
     if has_enough and min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
         least_at = first if has_enough else _for_plans(own.look, early.least_at(limit))
