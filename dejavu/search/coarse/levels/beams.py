@@ -18,10 +18,10 @@ from dejavu.search.coarse.relaxed import Kept, apart
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
 _MET = 0.0  # in place of a gap: the states of plans that prices brought forth
-VARIED = (0.7, 1.4)
+_VARIED = (0.7, 1.4)  # times prices, see `Leveled.plan_under`
 _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
-WIDTH = 2048  # in labels at a level
+_WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
@@ -84,17 +84,8 @@ class Beams:
             return
         if not self._has_looked(limit, _MET):
             self._looked.append((limit, _MET))
-            here = replace(known, states=leveled.of_plans_met(known, limit))
-            for varied in ((), VARIED):
-                most = self._best.step_seconds
-                if most < bound + _BETTER * best_seconds:
-                    return
-                plan, _ = leveled.plan_under(
-                    here, limit, most - limit, WIDTH, until_seconds=self._until_seconds, varied=varied
-                )
-                if plan is not None:
-                    self._improve(plan)
-            if self._best.step_seconds < best_seconds:
+            least_seconds = bound + _BETTER * best_seconds
+            if put_together(leveled, known, limit, self._best, self._improve, least_seconds, self._until_seconds):
                 return
         if not self.are_few(replace(known, states=known.near), leveled):
             return
@@ -107,7 +98,7 @@ class Beams:
             self._looked.append((limit, gap))
             here = replace(known, states=known.near if gap <= GAP else known.states)
             num_starts, until_seconds = None if gap <= GAP else _NUM_STARTS, self._until_seconds
-            plan, least_seconds = leveled.plan_under(here, limit, most - limit, WIDTH, num_starts, until_seconds)
+            plan, least_seconds = leveled.plan_under(here, limit, most - limit, _WIDTH, num_starts, until_seconds)
             if plan is not None:
                 self._improve(plan)
             if self._best.step_seconds < best_seconds or most == best_seconds or least_seconds == -math.inf:
@@ -120,6 +111,33 @@ class Beams:
     def _has_looked(self, limit: float, gap: float) -> bool:
         """Whether at this limit, or at one that is as good as the same."""
         return any(gap == other_gap and apart(limit, other) < _APART for other, other_gap in self._looked)
+
+
+def put_together(
+    leveled: Leveled,
+    known: Kept,
+    limit: float,
+    best: Incumbent,
+    improve: Callable[[Plan], None],
+    least_seconds: float = 0.0,
+    until_seconds: float = math.inf,
+) -> bool:
+    """Hand over plans that are put together of those that prices brought forth; whether one is better than the best.
+
+    These are few states, so this takes a second or two where a beam over all that is near takes many.
+
+    Args:
+        least_seconds: better plans are not looked for.
+        until_seconds: as the search's clock has it.
+    """
+    before, here = best.step_seconds, replace(known, states=leveled.of_plans_met(known, limit))
+    for varied in ((), _VARIED):
+        if (most := best.step_seconds) <= max(least_seconds, limit):
+            break
+        plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH, until_seconds=until_seconds, varied=varied)
+        if plan is not None:
+            improve(plan)
+    return best.step_seconds < before
 
 
 def _num_states(known: Kept) -> float:

@@ -60,6 +60,8 @@ class Leveled:
         self._stops = stops or self.stops_of(relaxed, num_levels)
         self._num = min(num_levels, self._stops.most_levels)
         self._is_open = self._num < most
+        # Whether what stages hold on the last level is what they hold from there on.
+        self._is_exact = relaxed.problem.in_flight(0, self._num) == relaxed.problem.in_flight(0, most)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
         self._after, self._before = crossing(relaxed.links, True), crossing(relaxed.links, False)
         self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)
@@ -294,39 +296,28 @@ class Leveled:
         Args:
             num_starts: that are tried of a stage to a cut; None: all.
             until_seconds: as the search's clock has it; a plan is met by then, or none.
-            proves: the bound holds of plans with more stages than there are levels, too. Those that are met may not fit
-                memory, so they are looked for only then.
+            proves: the bound holds of plans with more stages than there are levels, too. Of those that are met some do
+                not fit memory, so else none is looked for.
+            varied: times the prices of one type of devices after the other. Of what labels come to at all these prices
+                the most counts: it says which have taken more or less of a type than goes with what is left to do.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not self.has_beams:
             return None, -np.inf
-        for _ in range(2):  # the second time with fewer states
-            levels, ways = self._levels(states, limit), self._ways(states, prices_R)
-            counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
-            through = self._through(limit, ways, levels, states, prices_R)
-            states = through.below(cutoff).among(states)
-            if not states.alive_NL1[:, 0].any():
-                return None, cutoff
-        alive = np.nonzero(states.alive_NL1)
-        state_NL1 = np.full(states.alive_NL1.shape, -1)
-        state_NL1[alive] = np.arange(len(alive[0]))
-        spent, price, before = [through.spent_seconds], [ways.price_K], [self._rest_NAL1[alive[0], :, alive[1]]]
-        for other_R in self._varied(prices_R, varied):
-            other = self._ways(states, other_R)
-            counted.downstream(limit, other, self._after, levels, self._rest_NAL1)
-            spent.append(self._through(limit, other, levels, states, other_R).spent_seconds)
-            price.append(other.price_K)
-            before.append(self._rest_NAL1[alive[0], :, alive[1]])
+        levels, ways = self._levels(states, limit), self._ways(states, prices_R)
+        counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
+        states = self._through(limit, ways, levels, states, prices_R).below(cutoff).among(states)
+        if not states.alive_NL1[:, 0].any():
+            return None, cutoff
+        levels, ways = self._levels(states, limit), self._ways(states, prices_R)
+        prices = self._at_prices(limit, levels, states, [prices_R, *self._varied(prices_R, varied)])
         guide = leveled_beam.Guide(
             aim=leveled_beam.Aim(limit, cutoff, width, num_starts or len(relaxed.cuts_L1), relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
-            levels=levels if proves else levels._replace(is_open=False),
+            levels=levels if proves or self._is_exact else levels._replace(is_open=False),
             devices=relaxed.devices.packed(problem.use_all_devices),
-            price_PK=np.array(price),
-            spent_P=np.array(spent),
-            before_PSA=np.array(before),
-            state_NL1=state_NL1,
+            prices=prices,
         )
         found, bound_seconds = leveled_beam.beam(guide, lambda: relaxed.best.elapsed_seconds > until_seconds)
         if not found.shape[1]:
@@ -337,8 +328,26 @@ class Leveled:
         )
         return Plan(tuple(stages), problem.schedule, problem.num_microbatches), bound_seconds
 
+    def _at_prices(
+        self, limit: float, levels: counted.Levels, states: States, prices: Sequence[Floats]
+    ) -> leveled_beam.Prices:
+        """What a beam reads of each of these prices."""
+        level_S, cut_S = np.nonzero(states.alive_NL1)
+        state_NL1 = np.full(states.alive_NL1.shape, -1)
+        state_NL1[level_S, cut_S] = np.arange(len(level_S))
+        price, spent, before = [], [], []
+        for prices_R in prices:
+            ways = self._ways(states, prices_R)
+            counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
+            spent.append(self._through(limit, ways, levels, states, prices_R).spent_seconds)
+            price.append(ways.price_K)
+            before.append(self._rest_NAL1[level_S, :, cut_S])
+        return leveled_beam.Prices(np.array(price), np.array(spent), np.array(before), state_NL1)
+
     def _varied(self, prices_R: Floats, shares: Sequence[float]) -> list[Floats]:
         """With all prices of one type of devices times each of these, one type after the other."""
+        if not shares:
+            return []
         devices = self._relaxed.devices
         of_type_TR = devices.use_CR[:, : devices.num_types].T.astype(bool) @ devices.use_CR.astype(bool)
         return [np.where(of_R, share * prices_R, prices_R) for of_R in of_type_TR for share in shares]

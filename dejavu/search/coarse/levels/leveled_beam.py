@@ -53,16 +53,29 @@ class Aim(NamedTuple):
     most_stages: int
 
 
+class Prices(NamedTuple):
+    """What is known at some prices, P of them.
+
+    Attributes:
+        price_PK: of configurations.
+        spent_P: seconds of all devices, and what sums may err by.
+        before_PSA: the least Σ before each state that is left, with prices, for each class of links of the stage from
+            there; see `counted.through`.
+        state_NL1: the state of each level and cut; −1: it is not left.
+    """
+
+    price_PK: Floats
+    spent_P: Floats
+    before_PSA: Floats
+    state_NL1: Ints
+
+
 class Guide(NamedTuple):
     """What a beam reads.
 
     Attributes:
         aim, ways, links, levels, devices: see there; the ways are at the first prices.
-        price_PK: of configurations, at each of the prices.
-        spent_P: seconds of all devices at these, and what sums may err by.
-        before_PSA: the least Σ before each state that is left, and the price of the devices there, for each class of
-            links of the stage from there.
-        state_NL1: the state of each level and cut; −1: it is not left.
+        prices: at which labels have bounds, of which the highest counts.
     """
 
     aim: Aim
@@ -70,10 +83,7 @@ class Guide(NamedTuple):
     links: Links
     levels: Levels
     devices: Packed
-    price_PK: Floats
-    spent_P: Floats
-    before_PSA: Floats
-    state_NL1: Ints
+    prices: Prices
 
 
 class Labels(NamedTuple):
@@ -129,7 +139,7 @@ def beam(guide: Guide, is_over: Callable[[], bool]) -> tuple[Ints, float]:
     Args:
         is_over: asked at each level; what was met by then is said, and nothing is proved.
     """
-    aim, N = guide.aim, len(guide.state_NL1)
+    aim, N = guide.aim, len(guide.prices.state_NL1)
     most = aim.most_stages if guide.levels.is_open else N - 1
     label_M4, seconds_MY, room = _begun(guide)
     begin, end, least = 0, 1, Least(aim.cutoff, aim.cutoff, np.inf, -1, 0)
@@ -152,7 +162,7 @@ def beam(guide: Guide, is_over: Callable[[], bool]) -> tuple[Ints, float]:
 
 def _begun(guide: Guide) -> tuple[Ints, Floats, Room]:
     """The label of no stages, the first one of all, and room for those of a level."""
-    width, L1, Y = guide.aim.width, guide.state_NL1.shape[1], _PRICED + len(guide.spent_P)
+    width, L1, Y = guide.aim.width, guide.prices.state_NL1.shape[1], _PRICED + len(guide.prices.spent_P)
     size, num_starts = _ROOM * width + L1, min(guide.aim.num_starts, L1)
     label_M4, seconds_MY = np.empty((4 * width + 1, 4), np.int64), np.empty((4 * width + 1, Y))
     label_M4[0], seconds_MY[0] = 0, 0.0
@@ -220,15 +230,15 @@ def _look_for_starts(
     Returns how many, and the least of those that are left out: as they come to `below` with the price and the stage, or
     for want of room.
     """
-    ways, levels, state_L1, (start_X, seconds_X) = guide.ways, guide.levels, guide.state_NL1[n], starts
+    ways, levels, state_L1, (start_X, seconds_X) = guide.ways, guide.levels, guide.prices.state_NL1[n], starts
     c, a, num, left_out = ways.among_K[k], ways.class_K[k], 0, np.inf
-    below += guide.spent_P[0] - ways.price_K[k] - ways.seconds_CL1[c, cut]
+    below += guide.prices.spent_P[0] - ways.price_K[k] - ways.seconds_CL1[c, cut]
     for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
         if min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start]) < cut:
             break  # nor does a longer one
         if state_L1[start] < 0:
             continue
-        seconds = guide.before_PSA[0, state_L1[start], a] - ways.seconds_CL1[c, start]
+        seconds = guide.prices.before_PSA[0, state_L1[start], a] - ways.seconds_CL1[c, start]
         if seconds >= below:
             left_out = min(left_out, seconds)
             continue
@@ -259,7 +269,7 @@ def _continued(
     least: Least,
 ) -> tuple[int, Least]:
     """Write the labels that are one stage of configuration k before the m-th; the number of those found so far."""
-    aim, ways, links, devices, spent_P = guide.aim, guide.ways, guide.links, guide.devices, guide.spent_P
+    aim, ways, links, devices, spent_P = guide.aim, guide.ways, guide.links, guide.devices, guide.prices.spent_P
     found, start_X, seconds_X = room.found, room.start_X, room.seconds_X
     c, a, cut = ways.among_K[k], ways.class_K[k], labels.label_M4[m, _CUT]
     packed, seconds = labels.label_M4[m, _PACKED] + devices.packed_C[c], 0.0
@@ -271,7 +281,7 @@ def _continued(
         if links.repeats * seconds > aim.limit:
             return num_found, least
     total = labels.seconds_MY[m, _SO_FAR] + seconds + ways.seconds_CL1[c, cut]
-    priced = labels.seconds_MY[m, _PRICED] + guide.price_PK[0, k]
+    priced = labels.seconds_MY[m, _PRICED] + guide.prices.price_PK[0, k]
     best, below, left_out, last, how = least
     left_out = min(left_out, total + priced - spent_P[0] + starts[1])
     for x in range(starts[0]):
@@ -281,8 +291,8 @@ def _continued(
             left_out = min(left_out, bound)
             break  # and so do the others
         for p in range(1, len(spent_P)):
-            priced_p = labels.seconds_MY[m, _PRICED + p] + guide.price_PK[p, k]
-            before = guide.before_PSA[p, guide.state_NL1[n, start], a]
+            priced_p = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
+            before = guide.prices.before_PSA[p, guide.prices.state_NL1[n, start], a]
             bound = max(bound, so_far + priced_p - spent_P[p] + before)
         if bound >= below:
             left_out = min(left_out, bound)
@@ -297,7 +307,7 @@ def _continued(
         label_4[_PARENT], label_4[_CUT], label_4[_HOW], label_4[_PACKED] = labels.first + m, start, k, packed
         seconds_Y[_BOUND], seconds_Y[_SO_FAR] = bound, so_far
         for p in range(len(spent_P)):
-            seconds_Y[_PRICED + p] = labels.seconds_MY[m, _PRICED + p] + guide.price_PK[p, k]
+            seconds_Y[_PRICED + p] = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
         num_found += 1
     return num_found, Least(best, below, left_out, last, how)
 
