@@ -146,8 +146,12 @@ def test_what_a_survey_says_of_a_limit_is_a_bound_over_its_cuts(use_all: bool) -
         look = Leveled(Relaxed(problem, best).at_cuts(cuts))
         survey = Survey(look, best, sought, look.everything().prices_R, lambda: False)
         early, limit = survey.over(look.ending_early(0.2)), survey.least_near(bottleneck * 1.3)
+        early.bound(limit)
+        early.down(limit)
+        early.beside().up(limit)
+        early.between(limit)
         assert survey.bounds_seconds[limit] == min(survey.bounds_seconds.values())
-        for one in (survey, early.around(limit)):  # where stages end early there are those plans, and more
+        for one in (survey, early):  # where stages end early there are those plans, and more
             assert one.own_met and {met.limit for met in one.own_met} <= set(one.bounds_seconds)
             for at, bound_seconds in one.bounds_seconds.items():
                 if at >= bottleneck * (1 + 1e-9):
@@ -282,11 +286,11 @@ def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None
         for leveled, share in product((Leveled(relaxed), Leveled(relaxed, num_levels=1)), (0.02, 0.3, 1.0)):
             limit = sorted(bottleneck for _, bottleneck in every)[int(share * (len(every) - 1))] * (1 + 1e-9)
             least = min(sum_seconds for sum_seconds, bottleneck in every if bottleneck <= limit)
-            for width, times in product((1, 8, 4096), (0.9, 1.001, 1.5)):
+            for width, times, varied in product((1, 8, 4096), (0.9, 1.001, 1.5), ((), (0.7, 1.4))):
                 known = leveled.closer(leveled.everything(), limit, times * least)
                 if known.states is None or known.sum_seconds >= times * least:
                     continue
-                plan, bound = leveled.plan_under(known, limit, times * least, width)
+                plan, bound = leveled.plan_under(known, limit, times * least, width, proves=True, varied=varied)
                 assert bound <= min(least, times * least) * (1 + 1e-7), (seed, share, width, times)
                 if plan is not None and is_valid(problem, plan):
                     assert least * (1 - 1e-7) <= parts(problem, plan)[0] <= times * least * (1 + 1e-7)
@@ -295,6 +299,57 @@ def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None
                 exact += width == 4096 and bound >= min(1.0, times) * least * (1 - 1e-7)
     assert looked > 60
     assert exact > looked / 5
+
+
+@pytest.mark.parametrize("use_all", [False, True])
+def test_plans_that_are_met_hold_no_more_than_fits(use_all: bool) -> None:
+    """With fewer levels than plans have stages the last level stands for more, which hold more than it says."""
+    met = too_full = 0
+    for seed in range(40):
+        problem = replace(heterogeneous(seed, num_types=2, num_devices=9, num_layers=12), use_all_devices=use_all)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        relaxed = Relaxed(problem, with_plan(problem, result.plan, 1.5))
+        limit = 1.5 * result.step_seconds
+        for num_levels in (1, 2, 3):
+            leveled = Leveled(relaxed, num_levels)
+            known = leveled.tightened(leveled.everything(), limit, np.inf)
+            for proves in (True, False):
+                plan, _ = leveled.plan_under(known, limit, limit, 256, proves=proves)
+                if plan is not None:
+                    assert proves or is_valid(problem, plan)
+                    met, too_full = met + (not proves), too_full + (proves and not is_valid(problem, plan))
+    assert met > 20
+    assert too_full > 0, "no problem here is one where this matters"
+
+
+def test_plans_are_put_together_of_those_that_prices_brought_forth() -> None:
+    """Each of them that devices suffice for, or a better one; and others, where none of them is such a plan."""
+    none_fits = better = 0
+    for seed in range(30):
+        problem = operators(seed, num_operators=60, num_devices=16, num_types=2)
+        result = answer(Exact(relative_gap=0.05), problem)
+        if result is None:
+            continue
+        best = with_plan(problem, result.plan, 3.0)
+        leveled = Leveled(Relaxed(problem, best))
+        for limit in np.array([0.5, 0.7, 0.9]) * result.step_seconds:
+            known = leveled.tightened(leveled.everything(), limit, np.inf)
+            if known.sum_seconds == np.inf:
+                continue
+            here, count_R = leveled.of_plans_met(known, limit), leveled._relaxed.devices.count_R
+            left = leveled._states(known)
+            assert not (here.alive_NL1 & ~left.alive_NL1).any() and not (here.used_NC & ~left.used_NC).any()
+            allowed = [one for one in leveled._planes.known.latest(1000) if leveled._allows(one, left, limit)]
+            fitting = [one.sum_seconds for one in allowed if (one.use_T <= count_R).all()]
+            for varied in ((), (0.7, 1.4)):
+                plan, _ = leveled.plan_under(replace(known, states=here), limit, 1e3, 4096, varied=varied)
+                if fitting:
+                    assert plan is not None and parts(problem, plan)[0] <= min(fitting) * (1 + 1e-7)
+                better += plan is not None and parts(problem, plan)[0] < min(fitting, default=np.inf) * (1 - 1e-7)
+                none_fits += plan is not None and not fitting
+    assert none_fits > 5 and better > 10, (none_fits, better)
 
 
 def test_a_beam_proves_what_no_prices_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_a_beam_that_has_no_more_time_proves_nothing() -> None:
     leveled = Leveled(Relaxed(problem, best))
     known = leveled.tightened(leveled.everything(), np.inf, np.inf)
     cutoff = known.sum_seconds * 2
-    plan, bound_seconds = leveled.plan_under(known, np.inf, cutoff, 64)
+    plan, bound_seconds = leveled.plan_under(known, np.inf, cutoff, 64, proves=True)
     assert plan is not None and bound_seconds >= known.sum_seconds * (1 - 1e-9)
     assert leveled.plan_under(known, np.inf, cutoff, 64, until_seconds=-1.0) == (None, -np.inf)
 

@@ -17,6 +17,8 @@ from dejavu.search.coarse.relaxed import Kept, apart
 
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
+_MET = 0.0  # in place of a gap: the states of plans that prices brought forth
+_VARIED = (0.7, 1.4)  # times prices, see `Leveled.plan_under`
 _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
 _WIDTH = 2048  # in labels at a level
@@ -61,7 +63,9 @@ class Beams:
         gap_seconds = GAP * self._best.step_seconds
         while True:
             cutoff, until_seconds = min(known.cutoff, known.sum_seconds + gap_seconds), self._until_seconds
-            plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width, until_seconds=until_seconds)
+            plan, least_seconds = leveled.plan_under(
+                known, limit, cutoff, self._width, until_seconds=until_seconds, proves=True
+            )
             if plan is not None and self._improve is not None:
                 self._improve(plan)
             self.is_narrow = self.is_narrow or (plan is None and -math.inf < least_seconds < cutoff)
@@ -77,6 +81,13 @@ class Beams:
         best_seconds = self._best.step_seconds
         bound, about = known.sum_seconds + limit, known.about_seconds + limit
         if about - bound > _NEAR_BEST * best_seconds or self._improve is None or known.near is None:
+            return
+        if not self._has_looked(limit, _MET):
+            self._looked.append((limit, _MET))
+            least_seconds = bound + _BETTER * best_seconds
+            if put_together(leveled, known, limit, self._best, self._improve, least_seconds, self._until_seconds):
+                return
+        if not self.are_few(replace(known, states=known.near), leveled):
             return
         for gap in gaps:
             most = min(about * (1 + gap), best_seconds)
@@ -100,6 +111,33 @@ class Beams:
     def _has_looked(self, limit: float, gap: float) -> bool:
         """Whether at this limit, or at one that is as good as the same."""
         return any(gap == other_gap and apart(limit, other) < _APART for other, other_gap in self._looked)
+
+
+def put_together(
+    leveled: Leveled,
+    known: Kept,
+    limit: float,
+    best: Incumbent,
+    improve: Callable[[Plan], None],
+    least_seconds: float = 0.0,
+    until_seconds: float = math.inf,
+) -> bool:
+    """Hand over plans that are put together of those that prices brought forth; whether one is better than the best.
+
+    These are few states, so this takes a second or two where a beam over all that is near takes many.
+
+    Args:
+        least_seconds: better plans are not looked for.
+        until_seconds: as the search's clock has it.
+    """
+    before, here = best.step_seconds, replace(known, states=leveled.of_plans_met(known, limit))
+    for varied in ((), _VARIED):
+        if (most := best.step_seconds) <= max(least_seconds, limit):
+            break
+        plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH, until_seconds=until_seconds, varied=varied)
+        if plan is not None:
+            improve(plan)
+    return best.step_seconds < before
 
 
 def _num_states(known: Kept) -> float:

@@ -23,7 +23,7 @@ from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 Ints = NDArray[np.int64]
 
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
-_MOST_BYTES = 1.3e9  # of what is kept for each level
+_MOST_BYTES = 1.8e9  # of what is kept for each level: with fewer levels plans seem to fit that do not
 _NEAR = 0.003  # of the best price, and of what prices take from it: states are next to a plan that is dearer by less
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
@@ -33,6 +33,7 @@ _NEAR_SHARE = 0.15  # of what prices may still prove: states are near whose plan
 _PULL = 0.5  # towards the prices that proved most, where the last ones proved less: those of what is near jump about
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
+_MOST_MET = 1000  # plans, the last ones, whose states are looked at
 _LESS = (1.0, 0.5, 0.25, 0.125)  # times prices, one after the other while they prove nothing
 
 
@@ -59,6 +60,8 @@ class Leveled:
         self._stops = stops or self.stops_of(relaxed, num_levels)
         self._num = min(num_levels, self._stops.most_levels)
         self._is_open = self._num < most
+        # Whether what stages hold on the last level is what they hold from there on.
+        self._is_exact = relaxed.problem.in_flight(0, self._num) == relaxed.problem.in_flight(0, most)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
         self._after, self._before = crossing(relaxed.links, True), crossing(relaxed.links, False)
         self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)
@@ -248,6 +251,27 @@ class Leveled:
             self._relaxed.enough(_PRECISION),
         )
 
+    def of_plans_met(self, known: Kept, limit: float) -> States:
+        """Those of the plans that prices brought forth, of all that are known to be left.
+
+        Each takes more of some devices than there are, and less of others. Where two have a state in common, the one's
+        stages before it and the other's from there on make another plan.
+        """
+        left = self._states(known)
+        alive_NL1, used_NC = np.zeros_like(left.alive_NL1), np.zeros_like(left.used_NC)
+        alive_NL1[0, -1] = True
+        for plan in self._planes.known.latest(_MOST_MET):
+            if self._allows(plan, left, limit):
+                assert plan.stages_3S is not None
+                level = self._levels_of(len(plan.stages_3S[0]))
+                alive_NL1[level, self._relaxed.place_L1[plan.stages_3S[1]]] = True
+                used_NC[level, plan.stages_3S[0]] = True
+        return States(alive_NL1, used_NC)
+
+    def _levels_of(self, num_stages: int) -> Ints:
+        """Of each stage of a plan."""
+        return np.minimum(np.arange(num_stages, 0, -1), self._num)
+
     def cheapest(self, known: Kept, limit: float) -> PricedPlan | None:
         """The cheapest plan of the relaxed problem at the prices that are known."""
         states = self._states(known)
@@ -261,6 +285,9 @@ class Leveled:
         width: int,
         num_starts: int | None = None,
         until_seconds: float = np.inf,
+        *,
+        proves: bool = False,
+        varied: Sequence[float] = (),
     ) -> tuple[Plan | None, float]:
         """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
 
@@ -269,25 +296,28 @@ class Leveled:
         Args:
             num_starts: that are tried of a stage to a cut; None: all.
             until_seconds: as the search's clock has it; a plan is met by then, or none.
+            proves: the bound holds of plans with more stages than there are levels, too. Of those that are met some do
+                not fit memory, so else none is looked for.
+            varied: times the prices of one type of devices after the other. Of what labels come to at all these prices
+                the most counts: it says which have taken more or less of a type than goes with what is left to do.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not self.has_beams:
             return None, -np.inf
-        for _ in range(2):  # the second time with fewer states
-            levels, ways = self._levels(states, limit), self._ways(states, prices_R)
-            counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
-            through = self._through(limit, ways, levels, states, prices_R)
-            states = through.below(cutoff).among(states)
-            if not states.alive_NL1[:, 0].any():
-                return None, cutoff
+        levels, ways = self._levels(states, limit), self._ways(states, prices_R)
+        counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
+        states = self._through(limit, ways, levels, states, prices_R).below(cutoff).among(states)
+        if not states.alive_NL1[:, 0].any():
+            return None, cutoff
+        levels, ways = self._levels(states, limit), self._ways(states, prices_R)
+        prices = self._at_prices(limit, levels, states, [prices_R, *self._varied(prices_R, varied)])
         guide = leveled_beam.Guide(
             aim=leveled_beam.Aim(limit, cutoff, width, num_starts or len(relaxed.cuts_L1), relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
-            levels=levels,
+            levels=levels if proves or self._is_exact else levels._replace(is_open=False),
             devices=relaxed.devices.packed(problem.use_all_devices),
-            spent=through.spent_seconds,
-            before_NAL1=self._rest_NAL1,
+            prices=prices,
         )
         found, bound_seconds = leveled_beam.beam(guide, lambda: relaxed.best.elapsed_seconds > until_seconds)
         if not found.shape[1]:
@@ -297,6 +327,30 @@ class Leveled:
             for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
         )
         return Plan(tuple(stages), problem.schedule, problem.num_microbatches), bound_seconds
+
+    def _at_prices(
+        self, limit: float, levels: counted.Levels, states: States, prices: Sequence[Floats]
+    ) -> leveled_beam.Prices:
+        """What a beam reads of each of these prices."""
+        level_S, cut_S = np.nonzero(states.alive_NL1)
+        state_NL1 = np.full(states.alive_NL1.shape, -1)
+        state_NL1[level_S, cut_S] = np.arange(len(level_S))
+        price, spent, before = [], [], []
+        for prices_R in prices:
+            ways = self._ways(states, prices_R)
+            counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
+            spent.append(self._through(limit, ways, levels, states, prices_R).spent_seconds)
+            price.append(ways.price_K)
+            before.append(self._rest_NAL1[level_S, :, cut_S])
+        return leveled_beam.Prices(np.array(price), np.array(spent), np.array(before), state_NL1)
+
+    def _varied(self, prices_R: Floats, shares: Sequence[float]) -> list[Floats]:
+        """With all prices of one type of devices times each of these, one type after the other."""
+        if not shares:
+            return []
+        devices = self._relaxed.devices
+        of_type_TR = devices.use_CR[:, : devices.num_types].T.astype(bool) @ devices.use_CR.astype(bool)
+        return [np.where(of_R, share * prices_R, prices_R) for of_R in of_type_TR for share in shares]
 
     def _states(self, known: Kept) -> States:
         """The states that are left: at first those with as many stages as are known to come from a cut on."""
@@ -369,7 +423,7 @@ class Leveled:
         how, (start, stop) = plan.stages_3S[0], self._relaxed.place_L1[plan.stages_3S[1:]]
         if start.min() < 0 or stop.min() < 0:
             return False
-        level = np.minimum(np.arange(len(how), 0, -1), self._num)
+        level = self._levels_of(len(how))
         if self._relaxed.bottleneck_seconds(np.stack([how, start, stop])) > limit or (
             len(how) > self._num and not self._is_open
         ):

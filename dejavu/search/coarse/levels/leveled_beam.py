@@ -32,7 +32,9 @@ Ints = NDArray[np.int64]
 _ROOM = 8  # times as many labels as are kept are found before only the best of them are
 # Columns of a label: its parent, its cut, the configuration of the stage from there (its place in K), all devices.
 _PARENT, _CUT, _HOW, _PACKED = range(4)
-_BOUND, _SO_FAR, _PRICED = range(3)  # columns of its seconds: of whole plans, Σ so far, the price of the devices so far
+# Columns of its seconds: of whole plans, Σ so far; and from there on the price of the devices so far, at each of the
+# prices.
+_BOUND, _SO_FAR, _PRICED = range(3)
 
 
 class Aim(NamedTuple):
@@ -51,13 +53,29 @@ class Aim(NamedTuple):
     most_stages: int
 
 
+class Prices(NamedTuple):
+    """What is known at some prices, P of them.
+
+    Attributes:
+        price_PK: of configurations.
+        spent_P: seconds of all devices, and what sums may err by.
+        before_PSA: the least Σ before each state that is left, with prices, for each class of links of the stage from
+            there; see `counted.through`.
+        state_NL1: the state of each level and cut; −1: it is not left.
+    """
+
+    price_PK: Floats
+    spent_P: Floats
+    before_PSA: Floats
+    state_NL1: Ints
+
+
 class Guide(NamedTuple):
     """What a beam reads.
 
     Attributes:
-        aim, ways, links, levels, devices: see there.
-        spent: seconds of all devices at the prices, and what sums may err by.
-        before_NAL1: as `counted.through` fills it.
+        aim, ways, links, levels, devices: see there; the ways are at the first prices.
+        prices: at which labels have bounds, of which the highest counts.
     """
 
     aim: Aim
@@ -65,15 +83,14 @@ class Guide(NamedTuple):
     links: Links
     levels: Levels
     devices: Packed
-    spent: float
-    before_NAL1: Floats
+    prices: Prices
 
 
 class Labels(NamedTuple):
     """In the columns above; written to. `first`: the number of the first one."""
 
     label_M4: Ints
-    seconds_M3: Floats
+    seconds_MY: Floats
     first: int
 
 
@@ -122,39 +139,39 @@ def beam(guide: Guide, is_over: Callable[[], bool]) -> tuple[Ints, float]:
     Args:
         is_over: asked at each level; what was met by then is said, and nothing is proved.
     """
-    aim, N = guide.aim, len(guide.before_NAL1)
+    aim, N = guide.aim, len(guide.prices.state_NL1)
     most = aim.most_stages if guide.levels.is_open else N - 1
-    label_M4, seconds_M3, room = _begun(guide)
+    label_M4, seconds_MY, room = _begun(guide)
     begin, end, least = 0, 1, Least(aim.cutoff, aim.cutoff, np.inf, -1, 0)
     for num_stages in range(1, most + 1):
         if is_over():
             least = least._replace(left_out=-np.inf)
             break
-        labels = Labels(label_M4[begin:end], seconds_M3[begin:end], begin)
+        labels = Labels(label_M4[begin:end], seconds_MY[begin:end], begin)
         num, least = _one_stage_further(guide, min(num_stages, N - 1), labels, room, least)
         if num == 0:
             break
         if end + num > len(label_M4):
             more = len(label_M4)
             label_M4 = np.concatenate((label_M4, np.empty((more, 4), np.int64)))
-            seconds_M3 = np.concatenate((seconds_M3, np.empty((more, 3))))
-        label_M4[end : end + num], seconds_M3[end : end + num] = room.found.label_M4[:num], room.found.seconds_M3[:num]
+            seconds_MY = np.concatenate((seconds_MY, np.empty((more, seconds_MY.shape[1]))))
+        label_M4[end : end + num], seconds_MY[end : end + num] = room.found.label_M4[:num], room.found.seconds_MY[:num]
         begin, end = end, end + num
     return _stages(guide.ways, label_M4, least, most), min(least.best, least.left_out)
 
 
 def _begun(guide: Guide) -> tuple[Ints, Floats, Room]:
     """The label of no stages, the first one of all, and room for those of a level."""
-    width, L1 = guide.aim.width, guide.before_NAL1.shape[2]
+    width, L1, Y = guide.aim.width, guide.prices.state_NL1.shape[1], _PRICED + len(guide.prices.spent_P)
     size, num_starts = _ROOM * width + L1, min(guide.aim.num_starts, L1)
-    label_M4, seconds_M3 = np.empty((4 * width + 1, 4), np.int64), np.empty((4 * width + 1, 3))
-    label_M4[0], seconds_M3[0] = 0, 0.0
+    label_M4, seconds_MY = np.empty((4 * width + 1, 4), np.int64), np.empty((4 * width + 1, Y))
+    label_M4[0], seconds_MY[0] = 0, 0.0
     label_M4[0, _CUT] = L1 - 1
     num_slots = 4
     while num_slots < 4 * width:
         num_slots *= 2
     room = Room(
-        Labels(np.empty((size, 4), np.int64), np.empty((size, 3)), 0),
+        Labels(np.empty((size, 4), np.int64), np.empty((size, Y)), 0),
         np.empty(width, np.int64),
         np.empty(num_slots, np.int64),
         np.full(L1, -1, np.int64),
@@ -162,7 +179,7 @@ def _begun(guide: Guide) -> tuple[Ints, Floats, Room]:
         np.empty(num_starts, np.int64),
         np.empty(num_starts),
     )
-    return label_M4, seconds_M3, room
+    return label_M4, seconds_MY, room
 
 
 @njit(cache=True, nogil=True)
@@ -191,7 +208,7 @@ def _one_stage_further(guide: Guide, n: int, labels: Labels, room: Room, least: 
         room.first_L1[cut] = -1
         least_here, m = np.inf, first
         while m >= 0:
-            least_here = min(least_here, labels.seconds_M3[m, _SO_FAR] + labels.seconds_M3[m, _PRICED])
+            least_here = min(least_here, labels.seconds_MY[m, _SO_FAR] + labels.seconds_MY[m, _PRICED])
             m = room.next_M[m]
         for k in map(int, looked):
             starts = _look_for_starts(guide, n, k, cut, least.below - least_here, (room.start_X, room.seconds_X))
@@ -199,7 +216,7 @@ def _one_stage_further(guide: Guide, n: int, labels: Labels, room: Room, least: 
             while m >= 0:
                 if num_found + starts[0] > len(room.found.label_M4):
                     num_found, least = _best_of(guide, room, num_found, least)
-                num_found, least = _continued(guide, k, labels, m, room, starts, num_found, least)
+                num_found, least = _continued(guide, n, k, labels, m, room, starts, num_found, least)
                 m = room.next_M[m]
     return _best_of(guide, room, num_found, least)
 
@@ -213,13 +230,15 @@ def _look_for_starts(
     Returns how many, and the least of those that are left out: as they come to `below` with the price and the stage, or
     for want of room.
     """
-    ways, levels, before_NAL1, (start_X, seconds_X) = guide.ways, guide.levels, guide.before_NAL1, starts
+    ways, levels, state_L1, (start_X, seconds_X) = guide.ways, guide.levels, guide.prices.state_NL1[n], starts
     c, a, num, left_out = ways.among_K[k], ways.class_K[k], 0, np.inf
-    below += guide.spent - ways.price_K[k] - ways.seconds_CL1[c, cut]
+    below += guide.prices.spent_P[0] - ways.price_K[k] - ways.seconds_CL1[c, cut]
     for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
         if min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start]) < cut:
             break  # nor does a longer one
-        seconds = before_NAL1[n, a, start] - ways.seconds_CL1[c, start]
+        if state_L1[start] < 0:
+            continue
+        seconds = guide.prices.before_PSA[0, state_L1[start], a] - ways.seconds_CL1[c, start]
         if seconds >= below:
             left_out = min(left_out, seconds)
             continue
@@ -240,6 +259,7 @@ def _look_for_starts(
 @njit(cache=True, nogil=True)
 def _continued(
     guide: Guide,
+    n: int,
     k: int,
     labels: Labels,
     m: int,
@@ -249,7 +269,7 @@ def _continued(
     least: Least,
 ) -> tuple[int, Least]:
     """Write the labels that are one stage of configuration k before the m-th; the number of those found so far."""
-    aim, ways, links, _, devices, spent, _ = guide
+    aim, ways, links, devices, spent_P = guide.aim, guide.ways, guide.links, guide.devices, guide.prices.spent_P
     found, start_X, seconds_X = room.found, room.start_X, room.seconds_X
     c, a, cut = ways.among_K[k], ways.class_K[k], labels.label_M4[m, _CUT]
     packed, seconds = labels.label_M4[m, _PACKED] + devices.packed_C[c], 0.0
@@ -260,25 +280,34 @@ def _continued(
         seconds = 2.0 * (links.latency_AA[a, after] + links.per_byte_AA[a, after] * links.bytes_L1[cut])
         if links.repeats * seconds > aim.limit:
             return num_found, least
-    total = labels.seconds_M3[m, _SO_FAR] + seconds + ways.seconds_CL1[c, cut]
-    priced = labels.seconds_M3[m, _PRICED] + ways.price_K[k]
+    total = labels.seconds_MY[m, _SO_FAR] + seconds + ways.seconds_CL1[c, cut]
+    priced = labels.seconds_MY[m, _PRICED] + guide.prices.price_PK[0, k]
     best, below, left_out, last, how = least
-    left_out = min(left_out, total + priced - spent + starts[1])
+    left_out = min(left_out, total + priced - spent_P[0] + starts[1])
     for x in range(starts[0]):
         start = start_X[x]
-        bound, so_far = total + priced - spent + seconds_X[x], total - ways.seconds_CL1[c, start]
+        bound, so_far = total + priced - spent_P[0] + seconds_X[x], total - ways.seconds_CL1[c, start]
         if bound >= below:
             left_out = min(left_out, bound)
             break  # and so do the others
+        for p in range(1, len(spent_P)):
+            priced_p = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
+            before = guide.prices.before_PSA[p, guide.prices.state_NL1[n, start], a]
+            bound = max(bound, so_far + priced_p - spent_P[p] + before)
+        if bound >= below:
+            left_out = min(left_out, bound)
+            continue
         if so_far >= best:
             continue
         if start == 0:
             if not devices.use_all or packed == devices.have:
                 best, below, last, how = so_far, min(below, so_far), labels.first + m, k
             continue
-        label_4, seconds_3 = found.label_M4[num_found], found.seconds_M3[num_found]
+        label_4, seconds_Y = found.label_M4[num_found], found.seconds_MY[num_found]
         label_4[_PARENT], label_4[_CUT], label_4[_HOW], label_4[_PACKED] = labels.first + m, start, k, packed
-        seconds_3[_BOUND], seconds_3[_SO_FAR], seconds_3[_PRICED] = bound, so_far, priced
+        seconds_Y[_BOUND], seconds_Y[_SO_FAR] = bound, so_far
+        for p in range(len(spent_P)):
+            seconds_Y[_PRICED + p] = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
         num_found += 1
     return num_found, Least(best, below, left_out, last, how)
 
@@ -289,11 +318,11 @@ def _best_of(guide: Guide, room: Room, num_found: int, least: Least) -> tuple[in
 
     Of those at one cut with the same devices and class the one with the least Σ; none that comes to the best plan's.
     """
-    class_K, (label_M4, seconds_M3, _), kept, slots = guide.ways.class_K, room.found, room.kept, room.slots
+    class_K, (label_M4, seconds_MY, _), kept, slots = guide.ways.class_K, room.found, room.kept, room.slots
     num, mask, below, left_out = 0, len(slots) - 1, least.below, least.left_out
     slots[:] = -1
-    for i in np.argsort(seconds_M3[:num_found, _BOUND]):
-        if seconds_M3[i, _BOUND] >= least.best:
+    for i in np.argsort(seconds_MY[:num_found, _BOUND]):
+        if seconds_MY[i, _BOUND] >= least.best:
             break
         cut, a, packed = label_M4[i, _CUT], class_K[label_M4[i, _HOW]], label_M4[i, _PACKED]
         slot = _hashed(cut, a, packed) & mask
@@ -303,15 +332,15 @@ def _best_of(guide: Guide, room: Room, num_found: int, least: Least) -> tuple[in
                 break
             slot = (slot + 1) & mask
         if slots[slot] >= 0:
-            if seconds_M3[i, _SO_FAR] < seconds_M3[kept[slots[slot]], _SO_FAR]:
+            if seconds_MY[i, _SO_FAR] < seconds_MY[kept[slots[slot]], _SO_FAR]:
                 kept[slots[slot]] = i
         elif num == len(kept):
-            below, left_out = min(below, seconds_M3[i, _BOUND]), min(left_out, seconds_M3[i, _BOUND])
+            below, left_out = min(below, seconds_MY[i, _BOUND]), min(left_out, seconds_MY[i, _BOUND])
             break
         else:
             kept[num], slots[slot] = i, num
             num += 1
-    label_M4[:num], seconds_M3[:num] = label_M4[kept[:num]], seconds_M3[kept[:num]]
+    label_M4[:num], seconds_MY[:num] = label_M4[kept[:num]], seconds_MY[kept[:num]]
     return num, Least(least.best, below, left_out, least.last, least.how)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse.levels.beams import put_together
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.looking.survey import EARLY, Survey
 from dejavu.search.coarse.ranges import Sought
@@ -89,24 +90,21 @@ def _over_more(looks: Sequence[Leveled], counted: _Looking, limit: float) -> Non
     early, begin = own.over(own.look.ending_early(EARLY)), _FROM * limit
     early.bound(begin)
     survey = own.over(own.look, early.met)
-
-    def look_around() -> None:
-        early.around(begin)
-        early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
-
     one = replace(counted, survey=survey, until_seconds=(counted.until_seconds[1],) * 2, gaps=_FINER_GAPS)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        surveyed = pool.submit(look_around)
+        surveyed = pool.submit(early.down, begin)
         has_enough = own.look.num_cuts >= CUTS_EACH * own.look.num_levels
         first = survey.least_near(_for_plans(own.look, begin)) if has_enough else begin
         if not one.improves(_FINER_WIDTH, [first]):
             _far_and_near(replace(counted, survey=few), _for_plans(few.look, limit))
             one.improves(_FINER_WIDTH, [step * first for step in _HIGHER_STEPS], once=True)
+        early.beside().up(begin)
         surveyed.result()
+    early.between(limit)
+    early.sought.survey(early.bounds_seconds, [met for met in early.own_met if met.has_plans])
     counted.best.catch_up()
-    if min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
-        least_at = first if has_enough else _for_plans(own.look, early.least_at(limit))
-        one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
+    if has_enough and min(early.bounds_seconds.values(), default=0.0) < counted.best.step_seconds * (1 - _BETTER):
+        one.improves(_FINER_WIDTH, [step * first for step in _NEAR_STEPS])
 
 
 def _for_plans(look: Leveled, limit: float) -> float:
@@ -154,12 +152,15 @@ class _Looking:
     def _deepen(self, here: Kept, limit: float, width: int) -> None:
         """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
         bound, most = here.sum_seconds + limit, self.survey.most_seconds
+        look = self.survey.look
+        if bound < most and put_together(look, here, limit, self.best, self.improve, bound, self.until_seconds[1]):
+            return
         for gap in self.gaps:
             target = min(bound * (1 + gap), most)
             if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
                 return
             until_seconds = self.until_seconds[1]
-            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width, _NUM_STARTS, until_seconds)
+            plan, _ = look.plan_under(here, limit, target - limit, width, _NUM_STARTS, until_seconds)
             if plan is not None:
                 self.improve(plan)
                 return

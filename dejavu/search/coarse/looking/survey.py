@@ -96,20 +96,24 @@ class Survey:
         self._onward(_LOWER * limit, _LOWER, _ROUGHLY)
         return self.least_at(limit)
 
-    def around(self, limit: float) -> Survey:
-        """Survey limits above and below this one.
+    def beside(self) -> Survey:
+        """The same for another thread: what one of both has found out is known to the other."""
+        return replace(self, look=self.look.beside())
 
-        Both ways to where the bound is far above the least; then further down to one below which no plan is better than
-        the best one; last, next to the least.
-        """
-        self.bound(limit)
+    def up(self, limit: float) -> None:
+        """Survey limits above this one, to where the bound is far above the least."""
         self._onward(_HIGHER * limit, _HIGHER)
+
+    def down(self, limit: float) -> None:
+        """Survey limits below this one, to one below which no plan is better than the best one."""
         lowest = self._onward(_LOWER * limit, _LOWER)
+        self._down_to_none(_LOWER * lowest)
+
+    def between(self, limit: float) -> None:
+        """Survey limits next to the one with the least bound; `limit`: where none was surveyed."""
         least_at = self.least_at(limit)
         for step in _BETWEEN:
             self.bound(step * least_at)
-        self._down_to_none(_LOWER * lowest)
-        return self
 
     def least_at(self, otherwise: float) -> float:
         """The limit with the least bound that was looked at; the other one where none was."""
