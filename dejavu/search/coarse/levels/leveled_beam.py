@@ -102,7 +102,8 @@ class Room(NamedTuple):
         kept: places of the best of them.
         slots: a table of these by cut, class and devices; −1: free.
         first_L1, next_M: at each cut the first label of the level, and the next one after each; −1: there is none.
-        start_X, seconds_X: of stages to a cut under one configuration, and Σ before them less that of the layers there.
+        start_X2, seconds_X: of stages to a cut under one configuration, with the state there; and Σ before them less
+            that of the layers there.
     """
 
     found: Labels
@@ -110,7 +111,7 @@ class Room(NamedTuple):
     slots: Ints
     first_L1: Ints
     next_M: Ints
-    start_X: Ints
+    start_X2: Ints
     seconds_X: Floats
 
 
@@ -176,7 +177,7 @@ def _begun(guide: Guide) -> tuple[Ints, Floats, Room]:
         np.empty(num_slots, np.int64),
         np.full(L1, -1, np.int64),
         np.empty(width, np.int64),
-        np.empty(num_starts, np.int64),
+        np.empty((num_starts, 2), np.int64),
         np.empty(num_starts),
     )
     return label_M4, seconds_MY, room
@@ -211,12 +212,12 @@ def _one_stage_further(guide: Guide, n: int, labels: Labels, room: Room, least: 
             least_here = min(least_here, labels.seconds_MY[m, _SO_FAR] + labels.seconds_MY[m, _PRICED])
             m = room.next_M[m]
         for k in map(int, looked):
-            starts = _look_for_starts(guide, n, k, cut, least.below - least_here, (room.start_X, room.seconds_X))
+            starts = _look_for_starts(guide, n, k, cut, least.below - least_here, (room.start_X2, room.seconds_X))
             m = first if starts[0] > 0 or starts[1] < np.inf else -1
             while m >= 0:
                 if num_found + starts[0] > len(room.found.label_M4):
                     num_found, least = _best_of(guide, room, num_found, least)
-                num_found, least = _continued(guide, n, k, labels, m, room, starts, num_found, least)
+                num_found, least = _continued(guide, k, labels, m, room, starts, num_found, least)
                 m = room.next_M[m]
     return _best_of(guide, room, num_found, least)
 
@@ -230,7 +231,7 @@ def _look_for_starts(
     Returns how many, and the least of those that are left out: as they come to `below` with the price and the stage, or
     for want of room.
     """
-    ways, levels, state_L1, (start_X, seconds_X) = guide.ways, guide.levels, guide.prices.state_NL1[n], starts
+    ways, levels, state_L1, (start_X2, seconds_X) = guide.ways, guide.levels, guide.prices.state_NL1[n], starts
     c, a, num, left_out = ways.among_K[k], ways.class_K[k], 0, np.inf
     below += guide.prices.spent_P[0] - ways.price_K[k] - ways.seconds_CL1[c, cut]
     for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
@@ -242,16 +243,16 @@ def _look_for_starts(
         if seconds >= below:
             left_out = min(left_out, seconds)
             continue
-        if num == len(start_X):
+        if num == len(start_X2):
             num -= 1
             left_out = min(left_out, seconds_X[num])
         x = num
         while x > 0 and seconds < seconds_X[x - 1]:
-            seconds_X[x], start_X[x] = seconds_X[x - 1], start_X[x - 1]
+            seconds_X[x], start_X2[x] = seconds_X[x - 1], start_X2[x - 1]
             x -= 1
-        seconds_X[x], start_X[x] = seconds, start
+        seconds_X[x], start_X2[x, 0], start_X2[x, 1] = seconds, start, state_L1[start]
         num += 1
-        if num == len(start_X):
+        if num == len(start_X2):
             below = min(below, seconds_X[num - 1])
     return num, left_out
 
@@ -259,7 +260,6 @@ def _look_for_starts(
 @njit(cache=True, nogil=True)
 def _continued(
     guide: Guide,
-    n: int,
     k: int,
     labels: Labels,
     m: int,
@@ -270,7 +270,7 @@ def _continued(
 ) -> tuple[int, Least]:
     """Write the labels that are one stage of configuration k before the m-th; the number of those found so far."""
     aim, ways, links, devices, spent_P = guide.aim, guide.ways, guide.links, guide.devices, guide.prices.spent_P
-    found, start_X, seconds_X = room.found, room.start_X, room.seconds_X
+    found, start_X2, seconds_X = room.found, room.start_X2, room.seconds_X
     c, a, cut = ways.among_K[k], ways.class_K[k], labels.label_M4[m, _CUT]
     packed, seconds = labels.label_M4[m, _PACKED] + devices.packed_C[c], 0.0
     if (((devices.have | devices.guard) - packed) & devices.guard) != devices.guard:
@@ -285,14 +285,14 @@ def _continued(
     best, below, left_out, last, how = least
     left_out = min(left_out, total + priced - spent_P[0] + starts[1])
     for x in range(starts[0]):
-        start = start_X[x]
+        start, state = start_X2[x]
         bound, so_far = total + priced - spent_P[0] + seconds_X[x], total - ways.seconds_CL1[c, start]
         if bound >= below:
             left_out = min(left_out, bound)
             break  # and so do the others
         for p in range(1, len(spent_P)):
             priced_p = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
-            before = guide.prices.before_PSA[p, guide.prices.state_NL1[n, start], a]
+            before = guide.prices.before_PSA[p, state, a]
             bound = max(bound, so_far + priced_p - spent_P[p] + before)
         if bound >= below:
             left_out = min(left_out, bound)
