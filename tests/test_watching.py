@@ -37,7 +37,7 @@ def workers_on(cluster: Cluster) -> list[WorkerDevices]:
 
 
 def test_a_look_that_finds_nothing_imports_no_torch(tmp_path: Path) -> None:
-    """It is made once a minute, by a process of its own: a second of a core to start, and six with torch and all searches."""
+    """It is made once a minute, by a process of its own: a second of a core to start, six with torch and searches."""
     code = f"""
 import sys
 from pathlib import Path
