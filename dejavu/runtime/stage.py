@@ -16,6 +16,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import (
     FORWARD,
+    RECV_B,
+    RECV_F,
     REDUCE_GRAD,
     _add_send_recv,
     _add_unshard_reshard,
@@ -27,7 +29,7 @@ from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.layout import Exchange, Layout
-from dejavu.runtime.process.group import to_receive, to_send
+from dejavu.runtime.process.group import backend_of, to_receive, to_send
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
@@ -255,6 +257,18 @@ def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
     return rows if part.positions is None else rows[:, slice(*part.positions)]
 
 
+def messages_first(listed: list[Any]) -> list[Any]:
+    """Return a rank's actions with all messages expected at the step's begin; they arrive in the order of before.
+
+    Torch expects a message when it has to have it. Gloo sends only what is expected: the receiver then asks for it, and
+    the sender, who computes its next pass already, answers when its core gives gloo's thread a turn, 2 ms later. What
+    is expected before it is sent is on its way before that pass.
+
+    Not for NCCL, where a message that is waited for holds up what its rank sends.
+    """
+    return sorted(listed, key=lambda action: action.computation_type not in (RECV_F, RECV_B))
+
+
 def torch_index(stage: int, copy: int, num_stages: int) -> int:
     """Return torch's number of a stage: those of all copies are in one row, in which no copy's follow another's."""
     return stage + 2 * copy * num_stages
@@ -280,7 +294,11 @@ class ListedSchedule(_PipelineScheduleRuntime):
         super().__init__(stages, num_microbatches * count, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
         self._compute_order = self._listed(name, num_microbatches)
         self._prepare()
-        self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
+        when = messages_first if backend_of(stages[0].device) == "gloo" else list
+        self._training_order, self._forward_order = (
+            {rank: when(listed) for rank, listed in order.items()}
+            for order in (self.pipeline_order_with_comms, self._of_forwards())
+        )
         self._accumulating_order = {
             rank: [one for one in listed if one.computation_type is not REDUCE_GRAD]
             for rank, listed in self._training_order.items()
