@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --json gpu.json               on a machine with a GPU, at most 9 minutes
     python -m benchmarks.gpu --rehearse --json gpu.json    the same code on CPU cores, with tiny models
+    python -m benchmarks.gpu --parts layers,pipelines --json gpu.json    these parts, and what predicts them
 
 Micro-benchmarks calibrate the device; from these alone every layer and every step is predicted, and written with the
 time and a hash before it is measured. What does not fit into the time is listed as skipped. Files are written after
@@ -17,7 +18,7 @@ from typing import Annotated
 import typer
 
 from benchmarks._report import report
-from benchmarks.gpu.parts import Campaign
+from benchmarks.gpu.parts import MEASURED_PARTS, Campaign
 from benchmarks.gpu.questions import questions
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.schedule import Timetable
@@ -29,8 +30,12 @@ def main(
     json_path: Annotated[Path, typer.Option("--json", help="where to write figures; rows of the database beside it")],
     rehearse: Annotated[bool, typer.Option("--rehearse", help="on CPU cores, with tiny models")] = False,
     minutes: Annotated[float, typer.Option(min=0.1, help="for everything together")] = 9.0,
+    parts: Annotated[str, typer.Option(help=f"which to measure, of {', '.join(MEASURED_PARTS)}; empty: all")] = "",
 ) -> None:
     """Run the campaign; exit 1 if a unit failed, 2 if there is no device."""
+    asked = [name.strip() for name in parts.split(",")] if parts else list(MEASURED_PARTS)
+    if unknown := [name for name in asked if name not in MEASURED_PARTS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}; wanted {', '.join(MEASURED_PARTS)}", param_hint="--parts")
     try:
         site = Site.here(rehearsal=rehearse)
     except NoDeviceError as error:
@@ -45,7 +50,8 @@ def main(
         results.done = timetable.done
         campaign = Campaign(site, questions(site.device.memory_bytes, rehearsal=rehearse), results)
         for part in campaign.parts(timetable):
-            timetable.run(part)
+            if part.name in asked or part.name not in MEASURED_PARTS:
+                timetable.run(part)
         rows, summary = results.rows, results.summary()
     measured = [{**row, "in_range": _yes(row["in_range"])} for row in rows]
     report(f"Predicted and measured on {provenance['device']}, {provenance['backend']}", measured, summary, None)

@@ -38,6 +38,7 @@ from dejavu.workload import OptimizerSettings
 STEPS = 6  # of each schedule's training; the first two do not count
 LONG_STEPS, LONG_STEP_SECONDS = 4, 0.2  # so many where a step is expected to take so long: two of them count
 ALONE, TOGETHER = "steps", "pipelines"  # parts: the whole model on one rank, and on `NUM_RANKS`
+MEASURED_PARTS = ("layers", ALONE, "trainings", "searches", TOGETHER, "kernels")  # after what predicts them
 TRAINED_STEPS = 12  # of the training through the launcher
 PLANNING_SECONDS = 5.0
 SEARCH_SECONDS = 3.0  # for each number of restarts
