@@ -75,11 +75,13 @@ def check_room_for_checkpoints(workload: Workload, graph: Graph, project: Path) 
         InputError: the disk has less than as many checkpoints take as are there at once.
     """
     from dejavu.cost.memory import ForEachByte
+    from dejavu.runtime.job.saving import FEWEST_STEPS
     from dejavu.runtime.state import KEPT
 
     one = graph.parameter_bytes * (1 + ForEachByte.of(workload.optimizer).optimizer_bytes)
     kept = KEPT + 1 if workload.evaluate_every else KEPT  # the best one, too
-    most = min(kept + 1, math.ceil(workload.num_steps / workload.checkpoint_every))  # an old one goes after the new one
+    every = FEWEST_STEPS if workload.checkpoint_every == "auto" else workload.checkpoint_every
+    most = min(kept + 1, math.ceil(workload.num_steps / every))  # an old one goes after the new one
     free_bytes = shutil.disk_usage(project).free
     if free_bytes < most * one:
         raise InputError(

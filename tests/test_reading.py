@@ -23,8 +23,8 @@ from dejavu.launch.launcher import launch
 from dejavu.report.summary import saved, waited_for_data
 from dejavu.runtime.batches import Reader, ahead
 from dejavu.runtime.job import Saved, TrainingResult, Waited
+from dejavu.runtime.job.saving import FAILURE_SECONDS, FEWEST_STEPS, SHARE, Saving, steps_between
 from dejavu.runtime.single import train_single
-from dejavu.runtime.worker import SavingClock
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 
@@ -180,15 +180,34 @@ def test_only_checkpoints_that_matter_are_told() -> None:
 
 
 def test_checkpoints_are_timed_beside_what_is_between_them() -> None:
-    clock = SavingClock()
-    assert clock.told is None
-    for _ in range(3):
+    saving = Saving(Workload(checkpoint_every=1), 0, range(3))
+    assert saving.told is None
+    for done in (1, 2, 3):
         time.sleep(0.02)
-        with clock:
+        assert saving.is_due(done)
+        with saving.after(done):
             time.sleep(0.02)
-    found = clock.told
+    found = saving.told
     assert found is not None and found.checkpoints == 3 and found.seconds >= 0.02
     assert 0 < found.share < 0.95  # each wait is at least as long as was asked for
+
+
+def test_checkpoints_take_little_of_the_time_and_lose_little_in_a_failure() -> None:
+    """Rare ones are as far apart as loses least, of a failure every so many seconds, by any spacing that is tried."""
+    M = FAILURE_SECONDS
+    for checkpoint_seconds in np.geomspace(1e-3, 1e3, 30):
+        for step_seconds in np.geomspace(1e-3, 1e2, 20):
+            steps = steps_between(checkpoint_seconds, step_seconds)
+            apart = steps * step_seconds
+            lost = checkpoint_seconds / apart + apart / (2 * M)  # of the time: in writing, and half of what is between
+            assert steps >= FEWEST_STEPS
+            if steps == FEWEST_STEPS:
+                continue
+            if checkpoint_seconds / apart > SHARE:
+                tried = np.geomspace(0.2, 5, 41) * apart
+                assert lost <= (checkpoint_seconds / tried + tried / (2 * M)).min() + step_seconds / M
+            else:
+                assert (steps - 1) * step_seconds < checkpoint_seconds / SHARE
 
 
 def test_a_rank_that_computes_while_it_reads_waits_less_than_it_reads() -> None:

@@ -31,7 +31,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
-from dejavu.runtime.state import read_checkpoint, read_trial
+from dejavu.runtime.state import checkpoint_step, complete_checkpoints, read_checkpoint, read_trial
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import layers_of
 from tests.conftest import TINY, local_binding
@@ -102,6 +102,18 @@ def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tm
     second = launch(job_of(tiny, folder, (1, 3), draw=draw, first_step=3, last_step=8))
     assert second.resumed_from_step == 6
     assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
+
+
+def test_by_itself_a_training_has_few_checkpoints_and_of_what_it_evaluates(tiny: Workload, tmp_path: Path) -> None:
+    """At most after the steps 12, 24 … 84 and 90: ten steps or more apart, and each where the loss is evaluated."""
+    often = {"num_steps": 90, "checkpoint_every": "auto", "evaluate_every": 3, "held_out": 0.25}
+    job = job_of(tiny.model_copy(update=often), tmp_path / "run", (2,), last_step=90)
+    result = launch(job)
+    assert len(result.evaluations) == 30
+    steps = [checkpoint_step(one) for one in complete_checkpoints(job.checkpoints)]
+    assert steps[-1] == 90 and all(step % 3 == 0 for step in steps)
+    counts = {one.checkpoints for one in result.saved}
+    assert len(result.saved) == 2 and len(counts) == 1 and 2 <= max(counts) <= 8
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ with gc_frozen():
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses
     from dejavu.runtime.job.copies import Copier
+    from dejavu.runtime.job.saving import Saving
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import World
     from dejavu.runtime.pipeline import Pipeline
@@ -114,7 +115,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     held_out = HeldOut(workload, job.last_step, device)
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
-    saving = SavingClock()
+    saving = Saving(workload, job.first_step, range(first, job.last_step))
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
@@ -140,9 +141,9 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             keeper.take(done)
         if pace is not None:
             pace.report(step, clock)
-        if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
+        if saving.is_due(done):
             held: State = {}
-            with saving:
+            with saving.after(done):
                 for module in modules.values():
                     held |= gather_state(module, optimizer)
                 if bad := first_not_finite(held):
@@ -171,29 +172,6 @@ class Waits(NamedTuple):
     for_data: Waited | None = None
     for_checkpoints: Saved | None = None
     compile_seconds: float | None = None
-
-
-class SavingClock:
-    """Times checkpoints: a context around each."""
-
-    def __init__(self) -> None:
-        self._began = self._ended = time.perf_counter()
-        self._seconds: list[float] = []
-
-    def __enter__(self) -> None:
-        self._ended = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        since, self._ended = self._ended, time.perf_counter()
-        self._seconds.append(self._ended - since)
-
-    @property
-    def told(self) -> Saved | None:
-        """What they took; None: there was none."""
-        if not self._seconds:
-            return None
-        whole = sum(self._seconds)
-        return Saved(len(self._seconds), whole / len(self._seconds), whole / (self._ended - self._began))
 
 
 def _tell_result(

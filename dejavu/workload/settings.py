@@ -79,7 +79,8 @@ class Workload(Record):
         gradients: by which rule those of a stage's replicas become one: `mean`, or one that withstands faulty devices,
             as `suspicion` or `{rule: suspicion, num_suspected: 2, per: layer}`.
         num_steps: length of the whole training, the winning trial's own steps included.
-        checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated.
+        checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated. `auto`:
+            so many, 10 or more, that checkpoints take a fiftieth of the training's time or less.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
         seed: of the order of the data, the split and the trials; two equal runs train the same.
@@ -120,7 +121,7 @@ class Workload(Record):
     optimizer: OptimizerSettings = OptimizerSettings()
     gradients: GradientSettings = GradientSettings()
     num_steps: int = Field(160, ge=1)
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: Literal["auto"] | PositiveInt = "auto"
     compare: bool | None = None
     seed: int = Field(0, ge=0, lt=2**31)
     pretrained: StrictBool | Path = False
