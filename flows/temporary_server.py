@@ -33,6 +33,7 @@ from flows.processes import child_environment
 from flows.room import PRIVATE_UMASK
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
+ANSWER_SECONDS = 2.0  # of a dead one, too, calls are taken: this process listens for it
 STOP_SECONDS = 5.0
 MOST_STARTS = 4  # a server that is killed again and again has a reason
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -84,7 +85,7 @@ class TemporaryServer:
             DejavuError: it ended or did not respond; the message includes the end of its log.
         """
         deadline = time.monotonic() + READY_SECONDS
-        with httpx.Client(trust_env=False, timeout=READY_SECONDS) as client:
+        with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS) as client:
             while time.monotonic() < deadline and self._process.poll() is None:
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get(f"{self.api_url}/health").is_success:
@@ -92,7 +93,9 @@ class TemporaryServer:
                         return
                 time.sleep(0.05)
         end = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
-        raise DejavuError(f"the temporary Prefect server did not start; the end of {self._log}:\n{end}")
+        code = self._process.poll()
+        what = f"has not answered for {READY_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+        raise DejavuError(f"the temporary Prefect server {what}; the end of {self._log}:\n{end}")
 
     def stop(self) -> None:
         """Kill it and remove its files."""

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -254,6 +255,22 @@ def test_a_temporary_server_is_used_whatever_else_is_configured_and_ends(running
     assert is_free(httpx.URL(result.stdout.splitlines()[-1]).port or 0)
     assert "Error" not in result.stderr
     assert not list((running.folder.parent / ".dejavu" / "prefect").glob("temporary-*"))
+
+
+@pytest.mark.integration
+def test_a_temporary_server_that_cannot_start_is_not_waited_for(tmp_path: Path) -> None:
+    """It is said how it ended: a socket that still takes calls for it is no sign of life."""
+    (tmp_path / ".dejavu" / "prefect" / f"empty-{version('prefect')}.db").mkdir(parents=True)  # a file is wanted there
+    result = subprocess.run(
+        [sys.executable, "-c", RUN_WITH_TEMPORARY_SERVER, "0"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert result.returncode == 1
+    assert "the temporary Prefect server ended with exit code 1; the end of" in result.stderr
 
 
 @pytest.mark.integration
