@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,8 @@ def test_every_artifact_can_be_read_and_one_leads_to_mlflow(
     for key, says in ARTIFACTS.items():
         with page(browser, f"{up.services.prefect_url}/v2/artifacts/artifact/{found[key]}", key, says):
             if key == "mlflow":
-                link = browser.find_element("link text", says).get_attribute("href")
+                found_link = partial(browser.find_element, "link text", says)  # the words are there before the link
+                link = until(browser, lambda find=found_link: find().get_attribute("href"), "link to the run")
     with page(browser, link, tracked[0].info.run_name, "Description"):
         pass
 
