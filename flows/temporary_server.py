@@ -33,7 +33,6 @@ from flows.processes import child_environment
 from flows.room import PRIVATE_UMASK
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
-ANSWER_SECONDS = 2.0  # of a dead one, too, calls are taken: this process listens for it
 STOP_SECONDS = 5.0
 MOST_STARTS = 4  # a server that is killed again and again has a reason
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -84,11 +83,12 @@ class TemporaryServer:
         Raises:
             DejavuError: it ended or did not respond; the message includes the end of its log.
         """
-        deadline = time.monotonic() + READY_SECONDS
-        with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS) as client:
-            while time.monotonic() < deadline and self._process.poll() is None:
+        began = time.monotonic()
+        with httpx.Client(trust_env=False) as client:
+            while (waited := time.monotonic() - began) < READY_SECONDS and self._process.poll() is None:
                 with contextlib.suppress(httpx.HTTPError):
-                    if client.get(f"{self.api_url}/health").is_success:
+                    # This process holds the socket, too: a request to a dead server connects, and is never answered.
+                    if client.get(f"{self.api_url}/health", timeout=max(1.0, waited)).is_success:
                         threading.Thread(target=self._start_again, name="server-keeper", daemon=True).start()
                         return
                 time.sleep(0.05)

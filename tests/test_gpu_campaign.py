@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from benchmarks.gpu import ship
-from benchmarks.gpu.parts import Campaign, num_steps
+from benchmarks.gpu.__main__ import main as gpu
+from benchmarks.gpu.parts import MEASURED_PARTS, Campaign, num_steps
 from benchmarks.gpu.questions import NUM_RANKS, Question, questions
 from benchmarks.gpu.results import Results, compared
 from benchmarks.gpu.schedule import Part, Timetable, Unit
@@ -152,6 +154,15 @@ def test_messages_are_measured_before_anything_is_predicted_from_them(tmp_path: 
     names, ends = [one.name for one in parts], [one.until for one in parts]
     assert names[:3] == ["calibration", "messages", "predictions"] and sorted(ends) == ends and ends[-1] == 1.0
     assert max(names.index("trainings"), names.index("searches")) < names.index("pipelines")
+    assert names[3:] == list(MEASURED_PARTS)
+
+
+def test_a_part_that_there_is_not_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(gpu)
+    done = CliRunner().invoke(app, ["--rehearse", "--parts", "layers, pipeline", "--json", str(tmp_path / "gpu.json")])
+    assert done.exit_code == 2 and "pipeline; wanted layers, steps" in " ".join(done.output.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_kernels_measured_before_one_fails_are_kept_and_compared(

@@ -257,14 +257,14 @@ def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
     return rows if part.positions is None else rows[:, slice(*part.positions)]
 
 
-def messages_first(listed: list[Any]) -> list[Any]:
-    """Return a rank's actions with all messages expected at the step's begin; they arrive in the order of before.
+def receives_first(listed: list[Any]) -> list[Any]:
+    """Return a rank's actions with all receives at the begin of the step, in their order, which is the senders'.
 
-    Torch expects a message when it has to have it. Gloo sends only what is expected: the receiver then asks for it, and
-    the sender, who computes its next pass already, answers when its core gives gloo's thread a turn, 2 ms later. What
-    is expected before it is sent is on its way before that pass.
+    Torch posts a receive when its message is needed. Gloo sends nothing before its receive is posted: the sender, who
+    computes its next pass by then, answers when gloo's thread gets a turn on its core, 2 to 7 ms later. A message whose
+    receive was posted before is on its way before that pass.
 
-    Not for NCCL, where a message that is waited for holds up what its rank sends.
+    Not for NCCL, where a receive that waits holds up what its rank sends.
     """
     return sorted(listed, key=lambda action: action.computation_type not in (RECV_F, RECV_B))
 
@@ -294,7 +294,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         super().__init__(stages, num_microbatches * count, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
         self._compute_order = self._listed(name, num_microbatches)
         self._prepare()
-        when = messages_first if backend_of(stages[0].device) == "gloo" else list
+        when = receives_first if backend_of(stages[0].device) == "gloo" else list
         self._training_order, self._forward_order = (
             {rank: when(listed) for rank, listed in order.items()}
             for order in (self.pipeline_order_with_comms, self._of_forwards())

@@ -80,7 +80,7 @@ class Workload(Record):
             as `suspicion` or `{rule: suspicion, num_suspected: 2, per: layer}`.
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated. `auto`:
-            so many, 10 or more, that checkpoints take a fiftieth of the training's time or less.
+            so many, 10 or more, that a checkpoint takes about a fiftieth of the time from one to the next.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
         seed: of the order of the data, the split and the trials; two equal runs train the same.

@@ -1,4 +1,4 @@
-"""Messages over gloo are expected when a step begins: nothing else of a schedule changes, and none is mistaken."""
+"""Over gloo all receives are posted when a step begins: nothing else of a schedule changes, no message is mistaken."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.distributed.pipelining.schedules import RECV_B, RECV_F, SEND_B, SEND_
 
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.both_ways.schedule import BothWaysSchedule
-from dejavu.runtime.stage import messages_first, torch_index
+from dejavu.runtime.stage import receives_first, torch_index
 from tests.test_schedules import PIPELINE_SCHEDULES, sizes
 
-EXPECTED, SENT = {RECV_F: SEND_F, RECV_B: SEND_B}, (SEND_F, SEND_B)
+RECEIVED, SENT = {RECV_F: SEND_F, RECV_B: SEND_B}, (SEND_F, SEND_B)
 Lists = dict[int, list[Any]]
 
 
@@ -41,21 +41,21 @@ CASES = [
 
 
 @pytest.mark.parametrize(("listed", "rank_of"), [case for _, case in CASES], ids=[name for name, _ in CASES])
-def test_messages_are_expected_first_and_in_the_order_in_which_they_are_sent(
+def test_receives_are_posted_first_and_in_the_order_in_which_messages_are_sent(
     listed: Lists, rank_of: dict[int, int]
 ) -> None:
-    """Between two ranks gloo gives the first message that is sent to the first that is expected."""
-    sent, expected = defaultdict[Any, list[Any]](list), defaultdict[Any, list[Any]](list)
+    """Between two ranks gloo gives the first message that is sent to the first receive that is posted."""
+    sent, received = defaultdict[Any, list[Any]](list), defaultdict[Any, list[Any]](list)
     for rank, before in listed.items():
-        actions = messages_first(before)
-        first = [a for a in before if a.computation_type in EXPECTED]
+        actions = receives_first(before)
+        first = [a for a in before if a.computation_type in RECEIVED]
         assert actions[: len(first)] == first
-        assert actions[len(first) :] == [a for a in before if a.computation_type not in EXPECTED]
+        assert actions[len(first) :] == [a for a in before if a.computation_type not in RECEIVED]
         for action in actions:
             kind, s, microbatch = action.computation_type, action.stage_index, action.microbatch_index
-            if kind in EXPECTED:
-                expected[rank_of[s - 1 if kind is RECV_F else s + 1], rank].append((EXPECTED[kind], s, microbatch))
+            if kind in RECEIVED:
+                received[rank_of[s - 1 if kind is RECV_F else s + 1], rank].append((RECEIVED[kind], s, microbatch))
             elif kind in SENT:
                 to = s + 1 if kind is SEND_F else s - 1
                 sent[rank, rank_of[to]].append((kind, to, microbatch))
-    assert sent == expected and sent
+    assert sent == received and sent
