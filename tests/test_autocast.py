@@ -65,4 +65,5 @@ def test_what_is_measured_computes_as_what_is_trained(narrow: str) -> None:
         assert x.dtype == torch.float32
     assert torch.equal(x, whole)
     for _, work in _Layers(workload, graph, torch.device("cpu")).of([layer.signature for layer in graph.layers]):
-        assert work.module(work.x).dtype == torch.float32
+        (module,) = work.modules
+        assert module(work.x).dtype == torch.float32

@@ -364,10 +364,10 @@ def test_short_kernels_are_timed_several_together(
 def test_passes_of_a_layer_follow_each_other_without_a_wait(gpu_is_faked: list[str]) -> None:
     """Four microbatches forward, four backward and the optimizer, each between two events, as in a step."""
     layer = torch.nn.Linear(4, 4)
-    work = _Work(layer, torch.rand(2, 4), None, torch.zeros(2), splits=True)
+    work = _Work((layer,), torch.rand(2, 4), None, torch.zeros(2), splits=True, build=None)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for in_parts, names in ((False, {"backward"}), (True, {"backward_input", "backward_weight"})):
-        taken = _repeat(work, list(layer.parameters()), optimizer, in_parts=in_parts)
+        taken = _repeat(work, optimizer, in_parts=in_parts)
         passes = {"forward", *names}
         assert {name: len(found) for name, found in taken.items() if found} == {
             **dict.fromkeys(passes, IN_FLIGHT),

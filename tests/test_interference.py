@@ -21,7 +21,15 @@ from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.plans.schedule import Pass
 from dejavu.profiling import layer_passes
-from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
+from dejavu.profiling.layer_passes import (
+    IN_FLIGHT,
+    LEAST_REPEATS,
+    MOST_COPIES,
+    MOST_REPEATS,
+    _figures,
+    _repeat,
+    _Work,
+)
 from dejavu.runtime.process import MEASURING
 from dejavu.timing import interference as quiet
 from dejavu.timing.clock import Clock
@@ -226,3 +234,34 @@ def test_no_thread_of_a_rank_takes_the_core_from_another() -> None:
     said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout
     kind, *policies = said.split()
     assert kind == "cuda" or (len(policies) > 2 and set(policies) == {str(os.SCHED_BATCH)}), said
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("repeat_seconds, copies", [(1e-3, MOST_COPIES), (0.1, 2), (0.2, 1), (math.inf, 1)])
+def test_a_short_layer_takes_turns_with_copies(repeat_seconds: float, copies: int, in_parts: bool) -> None:
+    """Forward as in a stage, backward in reversed order for each microbatch; an optimizer's time is one copy's."""
+    turns = list[tuple[str, int]]()
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turns.append(("forward", id(self)))
+            output = super().forward(x)
+            output.register_hook(lambda gradient: turns.append(("backward", id(self))))
+            return output
+
+    work = _Work((Layer(8, 8),), torch.rand(2, 8), None, torch.zeros(2), splits=True, build=lambda: Layer(8, 8))
+    work = work.with_copies(repeat_seconds)
+    names = [id(module) for module in work.modules]
+    assert len(names) == copies
+    optimizer = torch.optim.SGD([weight for module in work.modules for weight in module.parameters()], lr=0.1)
+    taken = _repeat(work, optimizer, in_parts=in_parts)
+    forward = [("forward", name) for _ in range(IN_FLIGHT) for name in names]
+    backward = [("backward", name) for _ in range(IN_FLIGHT) for name in reversed(names)]
+    assert turns[: len(forward)] == forward
+    if not in_parts:  # whose second part visits the outputs again
+        assert turns[len(forward) :] == backward
+    passes = {"forward", *(("backward_input", "backward_weight") if in_parts else ("backward",))}
+    assert {name: len(its) for name, its in taken.items() if its} == {
+        **dict.fromkeys(passes, copies * IN_FLIGHT),
+        "optimizer": 1,
+    }

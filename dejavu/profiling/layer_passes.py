@@ -1,20 +1,24 @@
 """The process that measures layers: forward, backward and optimizer step of each, as in one rank of a training.
 
 It is pinned to one core (or one GPU), has one compute thread, and prints one JSON line for each measurement;
-`profiling.layers` starts it. On a CPU it measures CPU time, so other programs' share of the core does not count; passes
-that had to wait for other programs, or during which the core itself was slow, count only where there are too few others
-(`quiet`), and each row says how many of them are in it. A layer during which the core was slow nearly all the time is
-measured again after all others. It imports nothing that prices or stores: that would take seconds.
+`profiling.layers` starts it. On a CPU a short layer has copies that take turns with it, as the layers of a stage do:
+alone it would find its weights in the cache. There CPU time is measured, so other programs' share of the core does
+not count; passes that had to wait for other programs, or during which the core itself was slow, count only where there
+are too few others (`quiet`), and each row says how many of them are in it. A layer during which the core was slow
+nearly all the time is measured again after all others. It imports nothing that prices or stores: that would take
+seconds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -33,13 +37,14 @@ from dejavu.timing.interference import DISTURBED, InterferenceProbe, TimedWork, 
 from dejavu.timing.spread import mean_spread, spread
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 
 DIRECTIONS = ("forward", "backward", "optimizer")
 WARMUP_REPEATS = 2
 LEAST_REPEATS = 5
 MOST_REPEATS = 50
 IN_FLIGHT = 4  # microbatches
+MOST_COPIES = 4  # of a layer on a CPU: a stage of a small GPT has as many blocks
 WAIT_SECONDS = 20e-6  # anything shorter is reading two clocks, or an interrupt
 LEAST_SECONDS = 1e-9  # the clock's resolution: a layer that does nothing still takes more than zero
 SECONDS_PER_LAYER = 1.2  # of this process's own CPU time
@@ -98,18 +103,36 @@ class _Work(NamedTuple):
     """A layer with its inputs in a training.
 
     Attributes:
+        modules: the layer, and its copies.
         loss: applied to the last layer's output.
         splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
+        build: makes a copy; None where the layer is measured alone.
     """
 
-    module: torch.nn.Module
+    modules: tuple[torch.nn.Module, ...]
     x: torch.Tensor
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     targets: torch.Tensor
     splits: bool
+    build: Callable[[], torch.nn.Module] | None
+
+    def with_copies(self, repeat_seconds: float) -> _Work:
+        """Return the same with as many copies as let the fewest repeats fit into a layer's time.
+
+        Args:
+            repeat_seconds: of a repeat of the layer alone.
+        """
+        num = min(int(SECONDS_PER_LAYER / (LEAST_REPEATS * repeat_seconds)), MOST_COPIES)
+        copies = tuple(self.build() for _ in range(1, num)) if self.build else ()
+        return self._replace(modules=self.modules + copies)
 
 
-_Ends = list[tuple[torch.Tensor, torch.Tensor]]  # what came into a layer and what came out of it, by microbatch
+class _End(NamedTuple):
+    """What came into a layer and what came out of it, of one microbatch."""
+
+    x: torch.Tensor
+    output: torch.Tensor
+    module: torch.nn.Module
 
 
 class _Layers:
@@ -128,13 +151,17 @@ class _Layers:
             if layer.signature in wanted:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
-                built = builder.build().to(self.device, dtype)
-                if layer.is_compiled:
-                    compile_layers(nn.ModuleList([built]))
-                module = computing_in(built, self.workload.autocast)
+                build = partial(self._built, builder, is_compiled=layer.is_compiled)
                 splits = position > 0 and not layer.is_compiled
-                yield layer.signature, _Work(module, x, loss, targets.to(self.device), splits)
+                copies = build if self.device.type == "cpu" and not layer.is_compiled else None
+                yield layer.signature, _Work((build(),), x, loss, targets.to(self.device), splits, copies)
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
+
+    def _built(self, builder: LayerBuilder, *, is_compiled: bool) -> torch.nn.Module:
+        built = builder.build().to(self.device, DTYPES[self.workload.dtype])
+        if is_compiled:
+            compile_layers(nn.ModuleList([built]))
+        return computing_in(built, self.workload.autocast)
 
 
 def _time_layer(
@@ -148,18 +175,18 @@ def _time_layer(
         quiet: None: waiting is part of what is measured, or cannot be detected.
         is_alone: no companion shares the core; waiting for one is no disturbance.
     """
-    parameters = list(work.module.parameters())
-    optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
-    splits = work.splits and work.x.is_floating_point() and bool(parameters)
+    work = work.with_copies(_repeat_seconds(work, workload))
+    optimizer = _optimizer(work, workload)
+    splits = work.splits and work.x.is_floating_point() and optimizer is not None
     repeats: list[dict[str, list[_Clocks]]] = []
     stretches, looks = list[float](), list[float]()
     for number in range(WARMUP_REPEATS):
-        _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
+        _repeat(work, optimizer, in_parts=splits and number % 2 == 1)
     if probe:
         probe.sample()
     started = before = _Clocks.now()
     while not _are_enough(looks, before.since(started), probe):
-        repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
+        repeats.append(_repeat(work, optimizer, in_parts=splits and len(repeats) % 2 == 1))
         looks.append(probe.sample() if probe else 0.0)
         now = _Clocks.now()
         stretches.append(now.since(before).stretch if is_alone else 1.0)
@@ -174,6 +201,21 @@ def _time_layer(
         for direction in (*DIRECTIONS, *(PARTS if splits else ()))
     }
     return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
+
+
+def _repeat_seconds(work: _Work, workload: Workload) -> float:
+    """Return what a repeat takes, after the first."""
+    if work.build is None:
+        return math.inf
+    optimizer = _optimizer(work, workload)
+    _repeat(work, optimizer, in_parts=False)
+    took = _repeat(work, optimizer, in_parts=False)
+    return sum(max(one.seconds, LEAST_SECONDS) for passes in took.values() for one in passes)
+
+
+def _optimizer(work: _Work, workload: Workload) -> torch.optim.Optimizer | None:
+    parameters = [parameter for module in work.modules for parameter in module.parameters()]
+    return make_optimizer(workload.optimizer, parameters) if parameters else None
 
 
 def _timed(took: _Clocks, stretch: float, slowdown: float, probe: InterferenceProbe | None) -> TimedWork:
@@ -220,6 +262,10 @@ class _Clocks(NamedTuple):
     def read(self) -> _Clocks:
         return self
 
+    def shared_by(self, num: int) -> _Clocks:
+        """Return one of so many equal parts."""
+        return _Clocks(self.seconds / num, self.processor_seconds / num)
+
 
 class _OnStream(NamedTuple):
     """Two events on a GPU's stream: the passes of a repeat follow each other without a gap, as in a training.
@@ -239,45 +285,49 @@ class _OnStream(NamedTuple):
 _Taken = dict[str, list[_Clocks | _OnStream]]  # by pass
 
 
-def _repeat(
-    work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
-) -> dict[str, list[_Clocks]]:
+def _repeat(work: _Work, optimizer: torch.optim.Optimizer | None, *, in_parts: bool) -> dict[str, list[_Clocks]]:
     """Time each pass of one repeat.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
-    its activations still in the cache and be some per cent too fast. The same holds for a backward pass in two parts.
+    its activations still in the cache and be some per cent too fast. The same holds for a backward pass in two parts,
+    and for the weights of a layer that no other layers come between.
     """
-    seconds: _Taken = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
-    ends = []
+    taken: _Taken = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
+    ends = list[_End]()
     for _ in range(IN_FLIGHT):
-        fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
-        with _timing(seconds["forward"]):
-            output = work.module(fresh)
-            ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
-    (_backward_in_parts if in_parts else _backward)(work, ends, parameters, seconds)
-    with _timing(seconds["optimizer"]):
+        of_microbatch = list[_End]()
+        for module in work.modules:
+            fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
+            with _timing(taken["forward"]):
+                output = module(fresh)
+                end = work.loss(output, work.targets) if work.loss else output
+            of_microbatch.append(_End(fresh, end, module))
+        ends += reversed(of_microbatch)
+    (_backward_in_parts if in_parts else _backward)(ends, taken)
+    with _timing(taken["optimizer"]):
         if optimizer:
             optimizer.step()
-    return {direction: [one.read() for one in taken] for direction, taken in seconds.items()}
+    seconds = {direction: [one.read() for one in its] for direction, its in taken.items()}
+    return {**seconds, "optimizer": [one.shared_by(len(work.modules)) for one in seconds["optimizer"]]}
 
 
-def _backward(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: _Taken) -> None:
-    for _, end in ends:
-        arriving = torch.ones_like(end)
-        with _timing(seconds["backward"]):
-            if end.requires_grad:
-                torch.autograd.backward(end, arriving)
+def _backward(ends: list[_End], taken: _Taken) -> None:
+    for end in ends:
+        arriving = torch.ones_like(end.output)
+        with _timing(taken["backward"]):
+            if end.output.requires_grad:
+                torch.autograd.backward(end.output, arriving)
 
 
-def _backward_in_parts(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: _Taken) -> None:
+def _backward_in_parts(ends: list[_End], taken: _Taken) -> None:
     waiting = []
-    for x, end in ends:
-        arriving = [torch.ones_like(end)]
-        with _timing(seconds["backward_input"]):
-            _, groups = backward_input([end], arriving, [x], parameters)
-        waiting.append(groups)
-    for groups in waiting:
-        with _timing(seconds["backward_weight"]):
+    for end in ends:
+        parameters, arriving = list(end.module.parameters()), [torch.ones_like(end.output)]
+        with _timing(taken["backward_input"]):
+            _, groups = backward_input([end.output], arriving, [end.x], parameters)
+        waiting.append((parameters, groups))
+    for parameters, groups in waiting:
+        with _timing(taken["backward_weight"]):
             backward_weight(parameters, groups)
 
 

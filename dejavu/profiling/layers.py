@@ -22,7 +22,7 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement
-from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT
+from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT, MOST_COPIES
 from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import named_parent, rank_environment
 from dejavu.runtime.process.failures import what_failed
@@ -156,6 +156,7 @@ def _layer_row(
     """Make the row of one pass."""
     workload, direction = asked.workload, figures["direction"]
     how = f"one pinned thread, {conditions.num_busy} devices busy, {IN_FLIGHT} microbatches in flight, "
+    how += f"up to {MOST_COPIES} copies in turn, " if asked.graph.kind == "cpu" else ""
     how += conditions.average
     if asked.graph.kind == "cpu" and not conditions.in_slices:
         how += " of processor seconds"
