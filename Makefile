@@ -111,6 +111,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (one to three minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[test]"
+	@echo "compiling the searches' loops (once per machine, half a minute)"
+	$(BIN)/python -m dejavu.planning.loops
 	@touch $@
 
 # Known vulnerabilities of the pinned versions, by pip-audit. It asks the package index for each of them, and fails

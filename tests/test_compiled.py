@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 from numba.core.caching import _CacheLocator
 
 from benchmarks.bound.every_plan import small_priced
 from dejavu.foundation import compiled
-from dejavu.foundation.compiled import UserCacheLocator, cache_folder
+from dejavu.foundation.compiled import UserCacheLocator, cache_folder, has_compiled, told_of_compiling
+from dejavu.planning import loops
 from dejavu.search.pipedream import PipeDream
 from dejavu.search.pipedream import line as _line
 from dejavu.search.shared import stage_table as _stage_table
@@ -87,3 +90,43 @@ def test_loops_of_pipedream_are_compiled_once_and_before_its_clock_starts() -> N
         PipeDream().run(small_priced(seed).problem, budget_seconds=10.0)
     assert len(_line.list_stages.signatures) == len(_line.fewest_stages.signatures) == 1
     assert len(_stage_table._between.signatures) <= 1
+
+
+def test_what_has_no_folder_can_have_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not has_compiled("search")
+    (folder,) = cache_folder().iterdir()
+    (folder / "loop.nbi").touch()
+    assert has_compiled("search") and not has_compiled("simulation")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert has_compiled("search")  # nobody would read what others compile
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "own"))
+    assert has_compiled("simulation")
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_loops_that_were_never_compiled_are_compiled_side_by_side(
+    is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In forks, of which those who want to know are told once; then all are loaded here."""
+
+    def package(name: str) -> ModuleType:
+        found = ModuleType(name)
+        found.load_compiled_loops = lambda: (tmp_path / f"{name}-{os.getpid()}").touch()  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(loops, "TOGETHER", ((package("a"), package("b")), (package("c"),)))
+    monkeypatch.setattr(loops, "has_compiled", lambda room: is_compiled)
+    monkeypatch.setattr(loops, "num_cores", lambda: 2)
+    told = list[str]()
+    with told_of_compiling(lambda: told.append("compiling")):
+        loops.load_compiled_loops()
+    by_process: dict[int, set[str]] = {}
+    for path in tmp_path.iterdir():
+        name, pid = path.name.split("-")
+        by_process.setdefault(int(pid), set()).add(name)
+    assert by_process.pop(os.getpid()) == {"a", "b", "c"}
+    assert sorted(by_process.values(), key=len) == ([] if is_compiled else [{"c"}, {"a", "b"}])
+    assert told == ([] if is_compiled else ["compiling"])

@@ -22,7 +22,7 @@ import numba
 from numba.core import event
 from numba.core.caching import _CacheLocator
 
-__all__ = ["cache_folder", "njit", "told_of_compiling"]
+__all__ = ["cache_folder", "compiling_elsewhere", "has_compiled", "njit", "told_of_compiling"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NUMBAS_OWN = (
@@ -47,6 +47,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dejavu" / "numba"
 
 
+def has_compiled(room: str) -> bool:
+    """Return whether the cache has loops of this top-level package, as it is; also where there can be no such cache."""
+    if os.environ.get("NUMBA_CACHE_DIR") or not _can_write(_folder_of(room)):
+        return True
+    return any(_folder_of(room).glob("*.nbi"))
+
+
+def _folder_of(room: str) -> Path:
+    return cache_folder() / f"{room or _PACKAGE.name}-{_hash_of(room)[:16]}"
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
 class UserCacheLocator(_CacheLocator):
     """Locates a function's cache for numba; see the module. Not used where the folder cannot be written."""
 
@@ -54,7 +73,7 @@ class UserCacheLocator(_CacheLocator):
         inside = Path(py_file).resolve().relative_to(_PACKAGE).with_suffix("").parts
         room = inside[0] if len(inside) > 1 else ""
         self._stamp = _hash_of(room)
-        self._path = cache_folder() / f"{room or _PACKAGE.name}-{self._stamp[:16]}"
+        self._path = _folder_of(room)
         self._place = f"{'.'.join(inside)}-{py_func.__code__.co_firstlineno}"
 
     def get_cache_path(self) -> str:
@@ -116,6 +135,13 @@ def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         event.unregister("numba:compile", listener)
+
+
+@contextmanager
+def compiling_elsewhere() -> Iterator[None]:
+    """Tell those that are `told_of_compiling` that other processes compile loops for this one, inside the block."""
+    with event.trigger_event("numba:compile", data={}):
+        yield
 
 
 _CONFIG: Any = numba.config  # made when numba is loaded: a type checker does not see its attributes

@@ -2,6 +2,7 @@
 
 request.py     everything a plan depends on
 prices.py      the problems: every layer priced in every way that it may be spread
+loops/         what every planning runs, compiled
 questions.py   searches run on problems, side by side or on Dask
 candidates.py  plans as they would run: under a schedule, simulated, corrected by earlier trainings
 bounds.py      lower bounds on any plan's simulated step

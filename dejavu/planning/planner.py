@@ -18,8 +18,9 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
+from dejavu.planning.loops import load_compiled_loops
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home, load_compiled_loops
+from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.ways.both_ways import plans_both_ways
 from dejavu.planning.ways.slices import plans_in_slices

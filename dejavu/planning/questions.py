@@ -10,9 +10,8 @@ from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.plans import Answer, Plan
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.search import SEARCHES, Search, exact, feasible, pipedream
+from dejavu.search import SEARCHES, Search
 from dejavu.search.fan_out import Client, answers
-from dejavu.simulation import bound
 from dejavu.simulation.bound import Bounding
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
@@ -56,12 +55,6 @@ class Question:
 
 
 Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each question, in their order
-
-
-def load_compiled_loops() -> None:
-    """Load what every planning runs, or compile it, once for all processes that are forked then."""
-    for package in (exact, feasible, pipedream, bound):
-        package.load_compiled_loops()
 
 
 @dataclass
