@@ -260,6 +260,9 @@ def test_a_short_layer_takes_turns_with_copies(repeat_seconds: float, copies: in
     assert turns[: len(forward)] == forward
     if not in_parts:  # whose second part visits the outputs again
         assert turns[len(forward) :] == backward
+    assert all(
+        weight.grad is None or not weight.grad.any() for module in work.modules for weight in module.parameters()
+    )
     passes = {"forward", *(("backward_input", "backward_weight") if in_parts else ("backward",))}
     assert {name: len(its) for name, its in taken.items() if its} == {
         **dict.fromkeys(passes, copies * IN_FLIGHT),

@@ -305,10 +305,25 @@ def _repeat(work: _Work, optimizer: torch.optim.Optimizer | None, *, in_parts: b
         ends += reversed(of_microbatch)
     (_backward_in_parts if in_parts else _backward)(ends, taken)
     with _timing(taken["optimizer"]):
-        if optimizer:
+        if optimizer and work.x.device.type == "cpu":
+            _step(optimizer)
+        elif optimizer:
             optimizer.step()
     seconds = {direction: [one.read() for one in its] for direction, its in taken.items()}
     return {**seconds, "optimizer": [one.shared_by(len(work.modules)) for one in seconds["optimizer"]]}
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """Do what a rank does once a step: look at the gradients, use them, clear them.
+
+    On GPUs looking and clearing are in no prediction (8 bytes a weight, beside AdamW's 28), nor in what is measured.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                torch.linalg.vector_norm(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
 
 
 def _backward(ends: list[_End], taken: _Taken) -> None:
