@@ -204,13 +204,16 @@ def _time_layer(
 
 
 def _repeat_seconds(work: _Work, workload: Workload) -> float:
-    """Return what a repeat takes, after the first."""
+    """Return what a repeat takes: the second one, or the first where that is too long for any copy."""
     if work.build is None:
         return math.inf
-    optimizer = _optimizer(work, workload)
-    _repeat(work, optimizer, in_parts=False)
-    took = _repeat(work, optimizer, in_parts=False)
-    return sum(max(one.seconds, LEAST_SECONDS) for passes in took.values() for one in passes)
+    optimizer, seconds = _optimizer(work, workload), 0.0
+    for _ in range(WARMUP_REPEATS):
+        took = _repeat(work, optimizer, in_parts=False)
+        seconds = sum(max(one.seconds, LEAST_SECONDS) for passes in took.values() for one in passes)
+        if seconds > SECONDS_PER_LAYER / LEAST_REPEATS:
+            break
+    return seconds
 
 
 def _optimizer(work: _Work, workload: Workload) -> torch.optim.Optimizer | None:
