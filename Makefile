@@ -111,7 +111,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (one to three minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[test]"
-	@echo "compiling the searches' loops (once per machine, half a minute)"
+	@echo "compiling the searches' loops (once per machine, about a minute at most)"
 	$(BIN)/python -m dejavu.planning.loops
 	@touch $@
 

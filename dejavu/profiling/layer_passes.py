@@ -32,6 +32,7 @@ from dejavu.graphs.graph import DTYPES, Graph
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
+from dejavu.runtime.process.gradients import gradient_norm
 from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.timing.interference import DISTURBED, InterferenceProbe, TimedWork, counted, undisturbed
 from dejavu.timing.spread import mean_spread, spread
@@ -172,7 +173,7 @@ def _time_layer(
     Gradients accumulate, as they do over the microbatches of a step.
 
     Args:
-        quiet: None: waiting is part of what is measured, or cannot be detected.
+        probe: None: waiting is part of what is measured, or cannot be detected.
         is_alone: no companion shares the core; waiting for one is no disturbance.
     """
     work = work.with_copies(_repeat_seconds(work, workload))
@@ -321,10 +322,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
     On GPUs looking and clearing are in no prediction (8 bytes a weight, beside AdamW's 28), nor in what is measured.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                torch.linalg.vector_norm(parameter.grad)
+    gradient_norm(weight for group in optimizer.param_groups for weight in group["params"])
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
 
