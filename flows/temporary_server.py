@@ -28,6 +28,7 @@ import psutil
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.gc_frozen import gc_frozen
 from flows import server_settings, service_record
+from flows.prefect_queues import forget_what_is_queued, send_what_is_queued
 from flows.prefect_server import begin_immediately
 from flows.processes import child_environment
 from flows.room import PRIVATE_UMASK
@@ -98,9 +99,8 @@ class TemporaryServer:
         raise DejavuError(f"the temporary Prefect server {what}; the end of {self._log}:\n{end}")
 
     def stop(self) -> None:
-        """Kill it and remove its files."""
-        if "prefect" in sys.modules:
-            _send_what_is_queued()
+        """Kill it and remove its files; what was still to be sent would be removed with them."""
+        forget_what_is_queued()
         self._is_stopping = True
         self._process.kill()  # its database is discarded, so there is nothing to clean up
         self._process.wait()
@@ -158,8 +158,14 @@ class RunningServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if "prefect" in sys.modules:
-            _send_what_is_queued()
+        if not send_what_is_queued() and not self._answers():
+            forget_what_is_queued()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{self.api_url}/health", timeout=STOP_SECONDS, trust_env=False)
+            return True
+        return False
 
 
 def use_server(project: Path) -> TemporaryServer | RunningServer:
@@ -193,15 +199,6 @@ def _server_settings(project: Path) -> dict[str, str]:
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
         "PREFECT_SERVER_MEMO_STORE_PATH": str(project / ".dejavu" / "prefect" / "temporary_memo.toml"),
     }
-
-
-def _send_what_is_queued() -> None:
-    """Flush Prefect's background logs and events: at exit it complains about those that it could not send."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=STOP_SECONDS)
 
 
 def _database_path(home: Path, flow_pid: int) -> Path:

@@ -20,7 +20,7 @@ from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
 from dejavu.cost.ranges import Range
-from dejavu.cost.trainings.steps import StepFactor
+from dejavu.cost.trainings.steps import Basis, StepFactor
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
@@ -39,7 +39,9 @@ from dejavu.report import (
     where_to_look,
 )
 from dejavu.report.charts import timeline_chart
+from dejavu.report.note import headline, note_markdown
 from dejavu.report.page import _figures
+from dejavu.report.summary import summary_rows
 from dejavu.report.timeline import IDLE, Work
 from dejavu.runtime.job import Evaluation, TrainingResult
 from dejavu.runtime.job.suspects import Suspect
@@ -489,6 +491,17 @@ def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):
     assert "the planner's, measured to be slower" in parsed.text and "200 ms" in parsed.text
     best = run.choice.best_baseline
     assert any(row.startswith(f"✔ {best.search} {best.num_microbatches} ") for row in parsed.marked)
+
+
+@pytest.mark.parametrize("basis", [Basis.OWN, Basis.OTHERS])
+def test_of_a_plan_that_is_predicted_to_be_slower_it_is_said_why(run: ReportData, basis: Basis) -> None:
+    """Summary, note and verdict: a plan that was trained stays while no other's gain is certain."""
+    slower = replace(run.bound, factor=StepFactor(2.5, 1.0, basis, 1))
+    found = replace(run, bound=slower)
+    said = (dict(summary_rows(found))["best baseline"], headline(found), note_markdown(found, "dejavu run", ""))
+    for text in said:
+        assert "% slower than the" in text
+        assert ("kept because it was trained before" in text) == (basis is Basis.OWN)
 
 
 def test_every_loss_says_what_it_is(run, html):

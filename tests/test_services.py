@@ -61,6 +61,26 @@ with use_temporary_server(Path.cwd()) as server:
     time.sleep(float(sys.argv[1]))
 """
 
+LEAVES_EVENTS = """
+import os, signal, sys
+from pathlib import Path
+from flows.temporary_server import use_temporary_server
+
+with use_temporary_server(Path.cwd()) as server:
+    from prefect import flow
+    from prefect.events import emit_event
+
+    @flow
+    def tells():
+        emit_event("told", {"prefect.resource.id": "number"})
+
+    server.wait()
+    tells()
+    os.kill(server._process.pid, signal.SIGSTOP)
+    for number in range(int(sys.argv[1])):
+        emit_event("told", {"prefect.resource.id": f"number.{number}"})
+"""
+
 
 PARTS = """
 from pathlib import Path
@@ -177,6 +197,7 @@ def test_nobody_asks_mlflow_for_a_run_before_it_has_imported_what_that_needs(run
     assert ("POST", "/graphql", "200") in asked
 
 
+@pytest.mark.integration
 def test_up_again_changes_nothing(running: Project) -> None:
     before = found(running)
     running.said.clear()
@@ -255,6 +276,22 @@ def test_a_temporary_server_is_used_whatever_else_is_configured_and_ends(running
     assert is_free(httpx.URL(result.stdout.splitlines()[-1]).port or 0)
     assert "Error" not in result.stderr
     assert not list((running.folder.parent / ".dejavu" / "prefect").glob("temporary-*"))
+
+
+@pytest.mark.integration
+def test_what_a_temporary_server_was_not_sent_is_forgotten_with_it(tmp_path: Path) -> None:
+    """One that is busy, or has been killed a moment ago: Prefect would try each event for 7 s, and complain."""
+    result = subprocess.run(
+        [sys.executable, "-c", LEAVES_EVENTS, "1000"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,  # a thousand events would take two hours
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Finished in state Completed" in result.stderr
+    assert not {"Error", "failed", "Still", "pending"} & {*re.findall(r"\w+", result.stderr)}, result.stderr
 
 
 @pytest.mark.integration

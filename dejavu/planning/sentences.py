@@ -12,6 +12,7 @@ from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.graphs.capture import COMPILED
+from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
 from dejavu.plans import Plan
 from dejavu.simulation.bound import CLOSE
@@ -207,14 +208,19 @@ def what_was_gained(choice: Choice) -> str:
     best = f"the best baseline ({what}: {format_seconds(row.best.step_seconds)})"
     if choice.speedup < 1.0 - CLOSE:
         slower = f"Predicted to be {1.0 / choice.speedup - 1.0:.1%} slower than {best}"
-        if choice.chosen.was_trained:
-            return f"{slower}; kept because it was trained before and no other plan's gain is certain."
-        if row.best.plan.both_ways:
-            return f"{slower}, which holds the weights twice and is taken only if predicted {SPLIT_MARGIN:.0%} faster."
-        return f"{slower}."
+        return f"{slower}{why_slower(choice.chosen, row.best)}."
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
     return f"Predicted to be {faster(choice.speedup)} {best}."
+
+
+def why_slower(chosen: Candidate, baseline: Candidate) -> str:
+    """Go on after "slower than" the best baseline: why that was not taken."""
+    if chosen.was_trained:
+        return "; kept because it was trained before and no other plan's gain is certain"
+    if baseline.plan.both_ways:
+        return f", which holds the weights twice and is taken only if predicted {SPLIT_MARGIN:.0%} faster"
+    return ""
 
 
 def what_the_formula_says(choice: Choice) -> str:

@@ -16,7 +16,7 @@ from dejavu.cost.ranges import Range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
-from dejavu.planning.sentences import NAMES, scope, what_the_formula_says
+from dejavu.planning.sentences import NAMES, scope, what_the_formula_says, why_slower
 from dejavu.plans import Plan, Price
 from dejavu.report.alternatives import Alternative, alternatives, source_row
 from dejavu.report.timeline import IDLE, Timeline, Work, measured_timeline, simulated_timeline
@@ -339,6 +339,11 @@ class ReportData:
     def speedup(self) -> float | None:
         """The best baseline's predicted step over the plan's."""
         return self.baseline_step_seconds / self.predicted_step_seconds if self.baseline_step_seconds else None
+
+    @property
+    def why_slower(self) -> str:
+        """Where the plan is predicted to be slower than the best baseline: why that was not taken."""
+        return why_slower(self.bound, self.baseline) if self.baseline is not None else ""
 
     @property
     def lower_bound_seconds(self) -> float:

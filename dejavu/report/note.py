@@ -46,7 +46,7 @@ def _against_baseline(run: ReportData) -> str:
     if run.speedup is None:
         return "no baseline fits in memory"
     if run.speedup < 1 - CLOSE:
-        return f"{1 / run.speedup - 1:.1%} slower than the {name}, predicted"
+        return f"{1 / run.speedup - 1:.1%} slower than the {name}, predicted{run.why_slower}"
     return f"{faster(run.speedup) if run.speedup > 1 + CLOSE else 'as fast as'} the {name}, predicted"
 
 

@@ -42,7 +42,7 @@ def summary_rows(run: ReportData) -> Rows:
         gained = f"the plan is {faster(run.speedup)}" if run.speedup > 1 + CLOSE else "the plan is no faster than"
         if run.speedup < 1 - CLOSE:
             gained = f"the plan is predicted {1 / run.speedup - 1:.1%} slower than"
-        rows.append(("best baseline", f"{gained} {other}"))
+        rows.append(("best baseline", f"{gained} {other}{run.why_slower}"))
     if run.comparison is not None:
         rows.append(("gain, measured", str(run.comparison)))
     simulated = format_seconds(run.simulation.step_seconds)
