@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,6 +76,20 @@ LONGEST = (*LONGEST, "test_interrupted", "test_hosts", "test_trials")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+# In a line of its own: all tests of the file.
+ALL_INTEGRATION = re.compile(r"^pytestmark = .*pytest\.mark\.integration\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that have none of the tests that the Makefile asks for: importing all of them takes a while."""
+    if collection_path.suffix != ".py":
+        return None
+    asked, text = config.getoption("markexpr"), collection_path.read_text()
+    if asked.startswith("integration and "):
+        return None if "pytest.mark.integration" in text else True
+    return True if asked.endswith(" not integration") and ALL_INTEGRATION.search(text) else None
 
 
 @pytest.fixture(scope="session")

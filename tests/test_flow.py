@@ -32,6 +32,7 @@ from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
 from flows.__main__ import _with_json_target, app
 from tasks.pricing import read_cluster
+from tests.canaries import CANARIES, check_nothing_is_given_away
 from tests.launching import dask_workers, is_rank
 from tests.waiting import PATIENCE_SECONDS
 
@@ -96,15 +97,17 @@ def write_workload(project: Path, **change: Any) -> Path:
     return path
 
 
-def command(project: Path, *words: str | Path, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
+def command(project: Path, *words: str | Path, settings: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    """A command of the project, by a user whose umask lets others read; `settings`: in the environment."""
     return subprocess.run(
         [str(word) for word in words],
         cwd=project,
-        env=environment(),
+        env=environment() | settings,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PATIENCE_SECONDS,
         stdin=subprocess.DEVNULL,
+        umask=0o022,
     )
 
 
@@ -241,9 +244,11 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="t
 @needs_two_cores
 def test_run_goes_the_whole_way_and_remembers(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     workload = write_workload(project)
-    first = command(project, "dejavu", "run", "--workload", workload)
+    before = [path for path in project.rglob("*") if path.is_file()]
+    first = command(project, "dejavu", "run", "--workload", workload, settings=CANARIES)
     assert first.returncode == 0, first.stdout + first.stderr
     leave_measured(project, tmp_path_factory)
+    check_nothing_is_given_away(project, before, [first.stdout, first.stderr])
     assert "step, predicted" in first.stdout and "step, measured" in first.stdout
     run = check_records(project)
     assert new_measurements(run) > 0
@@ -329,6 +334,7 @@ class Watched:
 
 
 @needs_two_cores
+@pytest.mark.slow  # of the trials and of the launcher alone: test_trials.py, test_launcher.py
 def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_one_s_own(project: Path) -> None:
     """The model's file is beside the cluster file."""
     shutil.copy(ROOT / "examples" / "perceptron.py", project / "mine.py")
@@ -351,7 +357,7 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
 @needs_two_cores
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],  # see test_interrupted.py
+    [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))],
     ids=lambda number: number.name,
 )
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:

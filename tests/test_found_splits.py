@@ -215,6 +215,7 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_training_goes_on_under_another_plan_and_back(tmp_path: Path) -> None:
     own = workload_of("own module", tmp_path).model_copy(update={"checkpoint_every": 2})
     found = replace(found_job(own, "1f1b", (0, 11), [one_device(1, 2)]), folder=str(tmp_path / "run"), last_step=2)

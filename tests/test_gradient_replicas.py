@@ -128,6 +128,7 @@ def losses() -> Losses:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_where_nothing_is_left_out_the_losses_are_the_mean_s(losses: Losses) -> None:
     """Two stages, three replicas each; of tensor-parallel shards both take part in each judgement."""
     mean, *others = losses["alike"]
@@ -136,6 +137,7 @@ def test_where_nothing_is_left_out_the_losses_are_the_mean_s(losses: Losses) -> 
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_shards_of_replicas_judge_alike(losses: Losses) -> None:
     """Three replicas of two tensor-parallel shards train as three of one device, to rounding; so under ZeRO."""
     whole, *others = losses["shards"]

@@ -338,7 +338,9 @@ def words_of(*words: str, tmp_path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("words", [("plan",), ("run", "--no-train")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("plan",), pytest.param(("run", "--no-train"), marks=pytest.mark.slow)], ids=" ".join
+)
 def test_a_command_searches_in_jobs(slurm: Slurm, tmp_path: Path, words: tuple[str, ...]) -> None:
     few = ("--search", "uniform", "--microbatches", "4", "--dask", "1xslurm")
     command, environment = words_of(*words, *few, tmp_path=tmp_path)

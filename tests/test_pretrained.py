@@ -273,6 +273,7 @@ def test_there_and_back_again(kind: str, tmp_path: Path) -> None:
 
 @needs_transformers
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_checkpoint_needs_the_files_no_more(tmp_path: Path) -> None:
     saved("t5", tmp_path / "first")
     workload = workload_from(tmp_path / "first", num_microbatches=4, trials=TrialSettings(count=0))

@@ -6,7 +6,6 @@ import ast
 import os
 import pickle
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +24,13 @@ from dejavu.trials import TrialError, client_of
 from flows import server_settings
 from flows.processes import child_environment
 from flows.room import keep_private, open_to_others
-from tests.test_flow import BIN, command, environment, write_workload
+from tests.test_flow import command
 from tests.test_flow import project as project  # a fixture
-from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for folder in ("dejavu", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
 
 # What runs what a file or a text says, and where that is wanted.
-MEASURED_BEFORE = True  # but for the layers of the run below
 RUNS = {"eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads"}
 RUNS |= {"joblib.load", "marshal.loads", "shelve.open", "yaml.load", "os.system", "os.popen", "torch.jit.load"}
 RUNS |= {"pd.read_pickle", "pandas.read_pickle", "runpy.run_path", "mlflow.pytorch.load_model"}
@@ -247,42 +244,6 @@ def test_state_is_taken_from_others(tmp_path: Path) -> None:
     assert open_to_others(tmp_path) == []
     assert stat.S_IMODE((tmp_path / ".dejavu").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "mlflow.db").stat().st_mode) == 0o600
-
-
-CANARIES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", "AWS_SECRET_ACCESS_KEY")
-CANARIES = (*CANARIES, "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "DEJAVU_MLFLOW_DATABASE_URL", "DEJAVU_CANARY_SECRET")
-
-
-@pytest.mark.integration
-def test_a_run_writes_no_secret_and_nothing_for_others(project: Path) -> None:
-    """Canaries in the environment, and none of them in any file, log, database or output, in plain or in base64."""
-    canaries = {name: f"canary-{number}-5ecret" for number, name in enumerate(CANARIES)}
-    workload = write_workload(project, trials={"count": 0}, sequence_length=32)  # whose layers nobody has measured
-    before = {path for path in project.rglob("*") if path.is_file() and "profiles_db" not in path.parts}
-    words = [BIN / "dejavu", "run", "--no-train", "--workload", workload, "--microbatches", "4"]
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=project,
-        env=environment() | canaries,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        umask=0o022,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    written = sorted({path for path in project.rglob("*") if path.is_file()} - before)
-    kept = [path for path in written if path.suffix != ".pyc"]
-    assert {"mlflow.db", "report.html", "manifest.json", "temporary_server.log"} <= {path.name for path in kept}
-    for text in (done.stdout.encode(), done.stderr.encode(), *(path.read_bytes() for path in written)):
-        assert b"-5ecret" not in text
-        assert not any(encoded in text for encoded in BASE64), "a canary in base64"
-    modes = {path: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in kept}
-    assert {path: oct(mode) for path, mode in modes.items() if mode} == {}
-    assert open_to_others(project) == []
-
-
-# "-5ecret" in base64, at each of three places in a group of bytes; the ends depend on what is beside it.
-BASE64 = (b"LTVlY3Jl", b"NWVjcmV0", b"ZWNyZXQ")
 
 
 @pytest.mark.integration

@@ -139,6 +139,7 @@ def typed(project: Project, *words: str, **more: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_in_the_foreground_what_ends_is_started_again_and_all_ends_with_it(tmp_path: Path) -> None:
     """As systemd runs it: readiness by its socket, a dead worker started again, SIGTERM ends everything; a password."""
     project = make_project(tmp_path)
