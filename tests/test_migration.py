@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +63,9 @@ def agents() -> dict[str, psutil.Process]:
     """The agents of these tests, by their host."""
     found = {}
     for process in runtime_processes():
-        if "dejavu.launch.warm.agent" in process.cmdline() and process.ppid() == os.getpid():  # and no zygote
-            found[json.loads(process.environ()[SEAT])["host"]] = process
+        with suppress(psutil.NoSuchProcess):  # those of the test before are ending
+            if "dejavu.launch.warm.agent" in process.cmdline() and process.ppid() == os.getpid():  # and no zygote
+                found[json.loads(process.environ()[SEAT])["host"]] = process
     return found
 
 
@@ -72,7 +73,8 @@ def lose(host: str) -> None:
     """Everything that runs on a host ends at once."""
     agent = agents()[host]
     for process in (agent, *agent.children(recursive=True)):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def train(
