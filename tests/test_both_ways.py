@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
-from dejavu.binding.binding import VirtualWorker
+from dejavu.binding.binding import Binding, VirtualWorker
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.trainings.remember import remember
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.init import Draw
+from dejavu.launch.launcher import launch
 from dejavu.launch.preflight import check_plan, check_spreading
 from dejavu.planning import PlanRequest
 from dejavu.plans.orders import BACKWARD, FORWARD, both_ways_orders
 from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.job import resumed
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.layout import World
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
@@ -168,6 +172,24 @@ def test_ranks_have_the_losses_of_one_process() -> None:
         assert len(passed) == 2 * len(job.binding.plan.stages)
         for numbers in passed.values():
             assert sorted(numbers) == list(range(workload.microbatches_in_a_step)), name
+
+
+@pytest.mark.integration
+def test_a_training_goes_on_any_other_way(tmp_path: Path) -> None:
+    """In both directions → in slices → as it was asked for, each from the checkpoint before it."""
+    asked = GPT.model_copy(update={"num_steps": 6})
+    ways: tuple[tuple[dict[str, Any], Binding], ...] = (
+        ({"both_ways": True}, by_hand("1f1b", (0, 3, 8), [one] * 2, 4)),
+        ({"slices": (4, 12)}, by_hand("gpipe", (0, 5, 8), [one] * 2, 4)),
+        ({}, by_hand("zbv", (0, 2, 4, 6, 8), [one] * 2, 4)),
+    )
+    expected = train_single(asked, Draw(), range(6))
+    for (way, binding), last in zip(ways, (2, 4, 6), strict=True):
+        job = replace(job_of(asked.model_copy(update=way), binding, last), folder=str(tmp_path))
+        if last > 2:
+            assert earlier_training(tmp_path, asked).step == last - 2  # as `--resume` looks at it
+            job = replace(resumed(tmp_path, job.workload, job.binding), last_step=last)
+        assert launch(job).losses == pytest.approx(expected[:last], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("change", [{"both_ways": True}, {"slices": (4, 12)}])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.priced_problem import as_planned
 from dejavu.cost.trainings.steps import Basis
@@ -26,6 +27,7 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem, SlicePrices
 from dejavu.plans.schedule import OF_FEW, SCHEDULES, torch_actions
 from dejavu.plans.slicing import best_slices
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.schedules import PIPELINE_SCHEDULES, simulate_schedule
 from dejavu.simulation import StageSeconds, both_ways_seconds, price_of_simulated, simulate, simulate_plan
 from dejavu.what_if import price_own_plan, read_plan
@@ -269,6 +271,32 @@ def test_other_ways_are_compared_only_where_nothing_is_said(folder: Path) -> Non
     assert "chimera" not in request(folder, batch_size=4, replan={"action": "migrate"}).allowed_schedules
     named = replace(free, schedules=("1f1b", "zbv"))
     assert not named.may_slice and named.allowed_schedules == ("1f1b", "zbv")
+
+
+PLANNED = {  # of the workload below, whatever it asks for
+    "whole": plan_of((0, 3, 8), "1f1b", 4),
+    "in slices": plan_of((0, 3, 8), "gpipe", 2, slices=2),
+    "both ways": plan_of((0, 3, 8), "1f1b", 8, both_ways=True),
+    "two stages a rank": plan_of((0, 2, 4, 6, 8), "zbv", 4),
+}
+
+
+@pytest.mark.parametrize("planned", PLANNED)
+@pytest.mark.parametrize(
+    "asked", [{}, {"slices": 1}, {"schedule": "chimera"}, {"schedule": "1f1b", "num_microbatches": 8}], ids=str
+)
+def test_what_was_planned_is_resumed_as_it_was_asked_for(asked: dict, planned: str, tmp_path: Path) -> None:
+    """`--resume` with the workload of the first run, whatever its plan made of it; finished, or with more steps."""
+    workload = Workload.model_validate({"batch_size": 16, "num_steps": 8, **asked})
+    plan = PLANNED[planned]
+    binding = by_hand(plan.schedule, (0, 3, 8), [one_device()] * 2, plan.num_microbatches)
+    job = job_of(as_planned(workload, plan), replace(binding, plan=plan), 8)
+    replace(job, folder=str(tmp_path)).write()
+    for num_steps in (8, 20):
+        found = earlier_training(tmp_path, workload.model_copy(update={"num_steps": num_steps}))
+        assert (found.step, found.num_steps) == (0, num_steps)
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 1"):
+        earlier_training(tmp_path, workload.model_copy(update={"seed": 1}))
 
 
 @pytest.mark.integration

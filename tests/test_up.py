@@ -75,27 +75,18 @@ def up(project: Path) -> Iterator[Up]:
 
 
 @pytest.fixture(scope="module")
-def submitted(up: Up, browser: Any) -> str:
-    """The id of a run that was started from Prefect's form, and has ended."""
-    with page(browser, up.services.prefect_url, "Deployments"):  # its first page sends on to the rest
-        click(browser, "Deployments")
-        click(browser, "full", "a")
-        click(browser, "Run", "button")
-        click(browser, "Custom run")
-        wait_for(browser, "Parameters", "what to train", "cluster file", "Dask scheduler")
-        click(browser, "a file, an example or a model")
-        field = until(
-            browser,
-            lambda: next((one for one in browser.find_elements("css selector", "textarea") if not one.text), None),
-            "field for the workload",
-        )
-        field.send_keys(SMALL)
-        shoot(browser, "prefect-form")
-        click(browser, "Submit", "button")
-        link = until(browser, lambda: browser.find_element("partial link text", "View run"), "link to the run")
-        identity = str(re.search(r"[0-9a-f-]{36}", link.get_attribute("href")).group())  # type: ignore[union-attr]
-    assert up.end_of(identity) == "COMPLETED", up.logs(identity)
-    return identity
+def typed(up: Up) -> tuple[str, str]:
+    """What `prefect deployment run dejavu/full --watch` prints, and the id of its run."""
+    words = ["prefect", "deployment", "run", "dejavu/full", "--watch", "--params", json.dumps({"workload": SMALL})]
+    ran = command(up.project, *words)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout, str(up.runs("dejavu/full")[0]["id"])
+
+
+@pytest.fixture(scope="module")
+def submitted(typed: tuple[str, str]) -> str:
+    """The id of a run that has ended."""
+    return typed[1]
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +117,24 @@ def comparison(up: Up, *runs: Run) -> str:
     return mlflow(up, f"compare-runs?runs={ids}&experiments={quote(json.dumps([runs[0].info.experiment_id]))}")
 
 
-def test_a_run_from_the_form_has_what_was_typed(up: Up, submitted: str, planned: str) -> None:
-    run = up.run(submitted)
-    assert (run["name"], run["parameters"]["workload"]) == ("gpt on cluster.yaml", SMALL)
+def test_full_as_it_is_typed(up: Up, typed: tuple[str, str]) -> None:
+    """Losses in what it prints, four flows in its drawing, searches at the same time."""
+    printed, identity = typed
+    assert "Completed" in printed
+    assert "step 16 of 16: loss" in " ".join(printed.split())
+    check_records(up.project)
+    flows = {flow["id"]: flow["name"] for flow in up.api.post("/flows/filter", json={}).json()}
+    tasks = up.api.post("/task_runs/filter", json={"sort": "EXPECTED_START_TIME_DESC"}).raise_for_status().json()
+    parts = [run for run in up.api.post("/flow_runs/filter", json={}).json() if run["parent_task_run_id"]]
+    callers = {task["id"] for task in tasks if task["flow_run_id"] == identity}
+    assert sorted(flows[p["flow_id"]] for p in parts if p["parent_task_run_id"] in callers) == [
+        *("initialize", "plan", "profile", "train")
+    ]
+    own = {part["id"] for part in parts if part["parent_task_run_id"] in callers}
+    searches = [task for task in tasks if task["flow_run_id"] in own and task["name"].startswith("search: ")]
+    spans = sorted((task["start_time"], task["end_time"]) for task in searches)
+    assert len(spans) > 2
+    assert any(later < end for (_, end), (later, _) in pairwise(spans)), "no two searches at the same time"
 
 
 def greens(png: bytes) -> float:
@@ -137,7 +143,9 @@ def greens(png: bytes) -> float:
     return float(((green > 0.5) & (green > 1.5 * red) & (green > 1.5 * blue)).mean())
 
 
-def test_the_page_of_a_run_has_its_graph_its_log_and_its_parts(up: Up, browser: Any, submitted: str) -> None:
+def test_the_page_of_a_run_has_its_graph_its_log_and_its_parts(
+    up: Up, browser: Any, submitted: str, planned: str
+) -> None:
     nodes = [node for _, node in up.api.get(f"/flow_runs/{submitted}/graph-v2").raise_for_status().json()["nodes"]]
     flows = sorted(node["label"].partition(" / ")[0] for node in nodes if node["kind"] == "flow-run")
     assert flows == sorted(PARTS)
@@ -253,27 +261,29 @@ def test_a_workload_may_be_a_file_and_plan_is_the_command_s(up: Up, planned: str
     )
 
 
-def test_full_as_it_is_typed(up: Up) -> None:
-    """`prefect deployment run dejavu/full --watch`: losses in its log, four flows in its drawing, parallel searches."""
-    words = ["prefect", "deployment", "run", "dejavu/full", "--watch", "--params", json.dumps({"workload": WORKLOAD})]
-    ran = command(up.project, *words)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Completed" in ran.stdout
-    assert "step 16 of 16: loss" in " ".join(ran.stdout.split())
-    check_records(up.project)
-    flows = {flow["id"]: flow["name"] for flow in up.api.post("/flows/filter", json={}).json()}
-    newest = up.runs("dejavu/full")[0]
-    tasks = up.api.post("/task_runs/filter", json={"sort": "EXPECTED_START_TIME_DESC"}).raise_for_status().json()
-    parts = [run for run in up.api.post("/flow_runs/filter", json={}).json() if run["parent_task_run_id"]]
-    callers = {task["id"] for task in tasks if task["flow_run_id"] == newest["id"]}
-    assert sorted(flows[p["flow_id"]] for p in parts if p["parent_task_run_id"] in callers) == [
-        *("initialize", "plan", "profile", "train")
-    ]
-    own = {part["id"] for part in parts if part["parent_task_run_id"] in callers}
-    searches = [task for task in tasks if task["flow_run_id"] in own and task["name"].startswith("search: ")]
-    spans = sorted((task["start_time"], task["end_time"]) for task in searches)
-    assert len(spans) > 2
-    assert any(later < end for (_, end), (later, _) in pairwise(spans)), "no two searches at the same time"
+def test_a_run_from_the_form_has_what_was_typed(up: Up, browser: Any) -> None:
+    """Of Prefect's pages; the run itself is cancelled, since others go the whole way."""
+    with page(browser, up.services.prefect_url, "Deployments"):  # its first page sends on to the rest
+        click(browser, "Deployments")
+        click(browser, "full", "a")
+        click(browser, "Run", "button")
+        click(browser, "Custom run")
+        wait_for(browser, "Parameters", "what to train", "cluster file", "Dask scheduler")
+        click(browser, "a file, an example or a model")
+        field = until(
+            browser,
+            lambda: next((one for one in browser.find_elements("css selector", "textarea") if not one.text), None),
+            "field for the workload",
+        )
+        field.send_keys(SMALL)
+        shoot(browser, "prefect-form")
+        click(browser, "Submit", "button")
+        link = until(browser, lambda: browser.find_element("partial link text", "View run"), "link to the run")
+        identity = str(re.search(r"[0-9a-f-]{36}", link.get_attribute("href")).group())  # type: ignore[union-attr]
+    assert up.run(identity)["parameters"]["workload"] == SMALL
+    eventually(lambda: up.run(identity)["name"] == "gpt on cluster.yaml", "begin of the run")
+    up.cancel(identity)
+    assert up.end_of(identity) == "CANCELLED"
 
 
 def test_the_form_has_titles_texts_and_choices(up: Up) -> None:
@@ -311,7 +321,7 @@ def test_a_run_cancelled_while_it_trains_leaves_nothing(up: Up) -> None:
     run = up.submit("dejavu/full", workload=LONG)
     eventually(lambda: is_training(up, run), "loss")
     before = {process.pid for process in processes_of(up.project)}
-    up.api.post(f"/flow_runs/{run}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+    up.cancel(run)
     assert up.end_of(run) == "CANCELLED"
     servers = {one.pid for one in up.services.processes}
     tree = {pid for server in servers for pid in (server, *(c.pid for c in psutil.Process(server).children(True)))}

@@ -122,7 +122,8 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
-    free |= {"replan", "evaluate_every", "evaluation_examples", "pretrained", "compile", "checkpoints", "gradients"}
+    free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
+    free |= {"checkpoints", "gradients"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
