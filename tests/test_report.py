@@ -493,6 +493,15 @@ def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):
     assert any(row.startswith(f"✔ {best.search} {best.num_microbatches} ") for row in parsed.marked)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_of_a_plan_that_is_no_slower_no_reason_is_given(run: ReportData, factor: float) -> None:
+    """The baseline itself, though it was trained before, and a faster plan."""
+    trained = replace(run.baseline, factor=StepFactor(factor * run.baseline.factor.factor, 1.0, Basis.OWN, 1))
+    found = replace(run, bound=trained)
+    assert found.speedup == pytest.approx(1 / factor) and found.why_slower == ""
+    assert "kept because" not in dict(summary_rows(found))["best baseline"] + note_markdown(found, "dejavu run", "")
+
+
 @pytest.mark.parametrize("basis", [Basis.OWN, Basis.OTHERS])
 def test_of_a_plan_that_is_predicted_to_be_slower_it_is_said_why(run: ReportData, basis: Basis) -> None:
     """Summary, note and verdict: a plan that was trained stays while no other's gain is certain."""

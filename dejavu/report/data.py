@@ -23,6 +23,7 @@ from dejavu.report.timeline import IDLE, Timeline, Work, measured_timeline, simu
 from dejavu.report.topology import LinkUse, links_used
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulation import Simulation, StageSeconds, stages_of, trace_rows
+from dejavu.simulation.bound import CLOSE
 from dejavu.timing.events import measured_events, waited_messages
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
@@ -342,8 +343,10 @@ class ReportData:
 
     @property
     def why_slower(self) -> str:
-        """Where the plan is predicted to be slower than the best baseline: why that was not taken."""
-        return why_slower(self.bound, self.baseline) if self.baseline is not None else ""
+        """Where the plan is predicted to be slower than the best baseline: why that was not taken; else nothing."""
+        if self.baseline is None or self.speedup is None or self.speedup >= 1 - CLOSE:
+            return ""
+        return why_slower(self.bound, self.baseline)
 
     @property
     def lower_bound_seconds(self) -> float:
