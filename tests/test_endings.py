@@ -17,7 +17,9 @@ from prefect.states import State
 
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
-from dejavu.runtime.process.failures import what_failed
+from dejavu.profiling import measuring
+from dejavu.profiling.links import measure_link
+from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.workload import OptimizerSettings
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, without_tracebacks
 from flows.inputs import read_inputs
@@ -148,6 +150,7 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
         ("Traceback (most recent call last):\n  File ...\nIndexError: Target 5 is out of bounds.\n", "IndexError: Tar"),
         ("a warning\nRuntimeError: no\ntorch.x.ChildFailedError: rank 1\n=====\n", "RuntimeError: no"),
         ("[rank1]: ValueError: mine\n[rank0]: RuntimeError: peer closed\n[rank1]: KeyError: 1\n", "[rank1]: KeyError"),
+        ("[rank0]: [rank0]: KeyError: 2\n[rank1]: [rank1]: OSError: gone\n=====\n", "[rank0]: [rank0]: KeyError: 2"),
         ("Killed\n", "Killed"),
         ("", "no output"),
     ],
@@ -158,6 +161,12 @@ def test_what_a_failed_process_said_is_kept_and_its_error_named(said: str, sente
     kept = Path(found.rpartition("full output: ")[2].removesuffix(")"))
     assert kept.read_text() == said
     kept.unlink()
+
+
+def test_ranks_that_measure_for_too_long_are_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(LaunchError, match=r"^measuring transfers between two ranks did not end within 0\.2 s; .*less"):
+        list(measure_link("core"))
 
 
 def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(

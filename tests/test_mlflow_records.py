@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import typer.main
+from filelock import FileLock
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 from torch import nn
@@ -46,6 +47,7 @@ from dejavu.track import (
     sampled_ranks,
     save_model,
 )
+from dejavu.track.database import upgrade_database
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
 from flows.__main__ import app
@@ -336,6 +338,15 @@ def test_a_newer_database_is_refused_in_a_sentence_and_the_run_goes_on(tmp_path:
     with Tracker.open(tmp_path, "kept for later") as run:
         run.metric("loss", 1.0)
     assert schema_of(tmp_path / "mlflow.db") == "fromthefuture"
+
+
+def test_a_database_that_another_process_makes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejavu.track.database.LOCK_SECONDS", 0.2)
+    with (
+        FileLock(tmp_path / "mlflow.db.lock"),
+        pytest.raises(DatabaseError, match=r"mlflow\.db\.lock: another process has held it for 0\.2 s; wait"),
+    ):
+        upgrade_database(tmp_path / "mlflow.db")
 
 
 # Reading

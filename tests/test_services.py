@@ -381,6 +381,16 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monke
     assert not [child for child in children if child.cmdline() == waits]
 
 
+def test_a_deployment_that_takes_too_long_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = [sys.executable, "-c", "import time; print('three of six', flush=True); time.sleep(600)"]
+    monkeypatch.setattr(services, "_prefect", lambda words: waits)
+    monkeypatch.setattr(services, "DEPLOY_SECONDS", 5.0)
+    with pytest.raises(DejavuError, match=r"(?s)^`prefect deploy --all` did not end within 5 s.*said: three of six"):
+        services._deploy(tmp_path, dict(os.environ))
+    children = [child for child in psutil.Process().children(recursive=True) if not has_ended(child)]
+    assert not [child for child in children if child.cmdline() == waits]
+
+
 def test_a_project_without_deployments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"prefect\.yaml"):
         services.up(tmp_path, say=print)

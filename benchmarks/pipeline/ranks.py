@@ -106,10 +106,10 @@ def train_all(jobs: Sequence[TrainingJob], *, only_undisturbed: bool = False) ->
 
 
 def _shares_layers(job: TrainingJob) -> bool:
-    """Whether devices share a layer or a sequence."""
+    """Whether devices share a layer, a sequence or what replicas keep: their weights are DTensors on a mesh."""
     plans = [worker.plan for worker in job.binding.workers] or [job.binding.plan]
     ways = [stage.configuration for plan in plans for stage in plan.stages]
-    return any(way.tensor_parallel * way.context_parallel > 1 for way in ways)
+    return any(way.tensor_parallel * way.context_parallel > 1 or way.zero_level > 0 for way in ways)
 
 
 def train_in_turn(
@@ -122,8 +122,8 @@ def train_in_turn(
 ) -> list[Trained]:
     """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
-    Where jobs have different ranks, at most those before the first change may be tensor-parallel: torch keeps groups of
-    devices from one process group to the next.
+    Where jobs have different ranks, at most those before the first change may have weights that devices share: torch
+    keeps groups of devices from one process group to the next.
 
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.

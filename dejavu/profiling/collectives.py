@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dejavu.profiles.collective import COLLECTIVES, Collective
-from dejavu.profiling.measuring import measured_here
+from dejavu.profiling.measuring import measured_here, too_late
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.runtime.process.group import join_group
@@ -81,7 +81,10 @@ def measure_collectives(
                 row = _row(json.loads(line), device_type)
                 progress(f"{row.name} of {row.size_bytes:,} bytes among {row.num_ranks}")
                 yield row
-        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        try:
+            _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise too_late(f"collectives among {num_ranks} ranks", TIMEOUT_SECONDS) from None
         if process.returncode:
             raise LaunchError(what_failed(f"measuring collectives among {num_ranks} ranks", errors))
     finally:

@@ -33,16 +33,26 @@ def figures_of_ranks(module: str, num_ranks: int, measured: str) -> Iterator[dic
         LaunchError: the ranks failed.
     """
     words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m", module]
-    done = subprocess.run(
-        [sys.executable, "-m", "dejavu.launch.agent", *words],
-        env=rank_environment() | named_parent(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dejavu.launch.agent", *words],
+            env=rank_environment() | named_parent(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise too_late(measured, TIMEOUT_SECONDS) from None
     if done.returncode:
         raise LaunchError(what_failed(f"measuring {measured}", done.stderr))
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+def too_late(measured: str, seconds: float) -> LaunchError:
+    """Return the error of ranks that did not end within these seconds, and were ended."""
+    return LaunchError(
+        f"measuring {measured} did not end within {seconds:g} s; it was ended; try again when less runs here"
+    )
 
 
 def measured_here(**fields: Any) -> Measurement:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
 
@@ -50,13 +50,17 @@ def upgrade_database(database: Path) -> None:
     """Upgrade a database, if it is older, before somebody else opens it.
 
     Raises:
-        DatabaseError: a newer MLflow wrote it, it could not be upgraded, or it is no database.
+        DatabaseError: a newer MLflow wrote it, it could not be upgraded, it is no database, or somebody else makes it.
     """
     try:
         with alone_with(database):
             pass
     except sqlite3.Error as error:
         raise DatabaseError(f"{database} cannot be opened: {error}; wanted MLflow's database, or no file") from error
+    except Timeout:
+        raise DatabaseError(
+            f"{database}.lock: another process has held it for {LOCK_SECONDS:g} s; wait for it, or end it"
+        ) from None
 
 
 def _schema(connection: sqlite3.Connection) -> str | None:

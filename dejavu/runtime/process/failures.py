@@ -24,7 +24,7 @@ class RankError(LaunchError):
 
 # Without torchrun's own line, which only says that a rank failed.
 _RANK = re.compile(r"\[rank\d+\]: ")  # torch writes it before every line
-_ERROR = re.compile(r"(\[rank\d+\]: )?(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")
+_ERROR = re.compile(r"(\[rank\d+\]: )*(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")
 
 
 def what_failed(what: str, said: str) -> str:
