@@ -238,6 +238,8 @@ class _AllPositions(ParallelStyle):
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, device: torch.device) -> None:
     """All-reduce the gradients, one message per dtype.
 
+    Two ranks on CPUs send each other all of theirs: as many bytes as gloo's all-reduce sends, but at once.
+
     Args:
         device: of the rank. Gradients that are in the host's memory instead go through it one by one.
     """
@@ -252,11 +254,24 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, 
             sent = local.to(device)
             dist.all_reduce(sent, group=group)
             local.copy_(sent)
+    are_exchanged = device.type == "cpu" and group.size() == 2
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=group)
+        if are_exchanged:
+            flat = _other_s(flat, group)
+        else:
+            dist.all_reduce(flat, group=group)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+            (gradient.add_ if are_exchanged else gradient.copy_)(part.view_as(gradient))
+
+
+def _other_s(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return what the other rank of two has, which receives what this one has."""
+    found, other = torch.empty_like(own), dist.get_global_rank(group, 1 - group.rank())
+    both = [dist.P2POp(dist.irecv, found, other, group), dist.P2POp(dist.isend, own, other, group)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    return found
 
 
 def clip_gradients(
