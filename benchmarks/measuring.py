@@ -51,6 +51,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
 from dejavu.profiling.layers import Conditions, measure_layers
+from dejavu.profiling.measuring import least_samples
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulation import simulate_plan
@@ -202,6 +203,7 @@ class Prices:
                 first_step=0,
                 last_step=num_steps,
                 folder=folder,
+                least_sample_seconds=least_samples(self.database),
             )
             result = launch(job)
             assert result.step_times is not None

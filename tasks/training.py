@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from dejavu.migration import Decision, RunningProblem
 from dejavu.migration.launching import launch_changing
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
+from dejavu.profiling.measuring import least_samples
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
@@ -223,8 +225,9 @@ def train_pipeline(
     Args:
         log: where its progress goes, the losses among it; None: the task's own.
     """
-    log = log or get_run_logger()
-    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database), job.workload.accumulate)
+    log, rows = log or get_run_logger(), ProfileDatabase(database)
+    job = replace(job, least_sample_seconds=least_samples(rows))
+    before = remembered_step_seconds(graph, job.binding.plan, rows, job.workload.accumulate)
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan

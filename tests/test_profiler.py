@@ -18,6 +18,7 @@ from dejavu.profiling import profiler as campaign
 from dejavu.profiling.collectives import collective_of, measure_collectives
 from dejavu.profiling.layers import measure_layers
 from dejavu.profiling.links import measure_link
+from dejavu.profiling.measuring import least_samples, measured_here
 from dejavu.profiling.profiler import Profiler
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
@@ -109,6 +110,19 @@ def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
     assert (again.num_new, again.num_known) == (3, 0)
     newest = max(row.measured_at for row in rows)
     assert all(row.measured_at > newest for row in database.latest(kind="layer"))
+
+
+def test_the_fastest_look_at_a_core_is_known_by_the_kind_of_host(database: ProfileDatabase) -> None:
+    database = replace(database, with_shipped=False)
+    assert least_samples(database) == {}
+    row = measured_here(
+        kind="probe", subject="loop", name="loop", device_type="core", dtype="int64", seconds=1.0, repeats=1, how="test"
+    )
+    looks = {"here": [3e-4, 2e-4, 4e-4], "there": [1e-4]}
+    database.append(
+        [replace(row, host_fingerprint=host, seconds=seconds) for host, some in looks.items() for seconds in some]
+    )
+    assert least_samples(database) == {host: min(some) for host, some in looks.items()}
 
 
 @pytest.mark.usefixtures("never_quiet")

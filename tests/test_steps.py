@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dejavu.timing.interference import DISTURBED, TimedWork, counted
 from dejavu.timing.repeats import OWN_WAIT_SECONDS, stretch_of
-from dejavu.timing.step_times import LEAST_STEPS, RankStep, StepTimes, count_steps
+from dejavu.timing.step_times import LEAST_STEPS, RankStep, StepTimes, StepWatch, count_steps
 
 RATIOS = st.sampled_from([1.0, 1.1, DISTURBED, 1.3, 2.0, 8.0])
 TIMINGS = st.lists(st.builds(TimedWork, st.floats(1e-6, 1.0), RATIOS, RATIOS), min_size=1, max_size=40)
@@ -75,6 +75,21 @@ def test_steps_that_any_rank_was_disturbed_in_do_not_count(seed: int, by_wait: b
         assert str(found.times).startswith("measured beside other work: ")
     assert found.times.low_seconds <= found.times.seconds <= found.times.high_seconds
     assert StepTimes(**found.times.__dict__) == found.times
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.2, 1.4, 2.0])
+def test_a_core_that_is_slow_throughout_shows_beside_an_earlier_look(
+    slower: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu.timing.interference.sample_seconds", lambda: slower * 1e-4)
+    for known, expected in ((1e-4, slower), (math.inf, 1.0)):
+        watch = StepWatch(is_cpu=True, is_alone=False, least_sample_seconds=known)
+        for _ in range(LEAST_STEPS):
+            watch.begin()
+            watch.end(0.1, 0.0, counts=True)
+        times = count_steps([watch.steps()], is_cpu=True).times
+        assert [step.slowdown for step in watch.steps()] == pytest.approx([expected] * LEAST_STEPS)
+        assert times is not None and times.beside_other_work == (expected > DISTURBED)
 
 
 def test_nothing_is_known_of_gpus_and_of_no_steps() -> None:

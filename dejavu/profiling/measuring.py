@@ -18,7 +18,7 @@ from dejavu.runtime.process import named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
 
 if TYPE_CHECKING:
-    from dejavu.profiles import Measurement
+    from dejavu.profiles import Measurement, ProfileDatabase
 
 TIMEOUT_SECONDS = 300.0
 
@@ -66,3 +66,11 @@ def measured_here(**fields: Any) -> Measurement:
         measured_at=datetime.now(UTC),
         **fields,
     )
+
+
+def least_samples(database: ProfileDatabase) -> dict[str, float]:
+    """Return the fastest look at a core (`timing.interference`) that is known of each kind of host, by fingerprint."""
+    found, rows = dict[str, float](), database.read(kind="probe")
+    for host, seconds in zip(rows["host_fingerprint"].to_pylist(), rows["seconds"].to_pylist(), strict=True):
+        found[host] = min(seconds, found.get(host, seconds))
+    return found

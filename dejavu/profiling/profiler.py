@@ -33,6 +33,7 @@ from dejavu.profiling.launches import measure_launches
 from dejavu.profiling.layer_passes import DIRECTIONS
 from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.links import measure_link
+from dejavu.profiling.measuring import least_samples
 from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.timing.interference import are_quiet
 from dejavu.workload import Workload
@@ -124,8 +125,7 @@ class Profiler:
 
     @property
     def _least_sample_seconds(self) -> float:
-        rows = self._own.read(kind="probe", host_fingerprint=host_fingerprint())
-        return min(rows["seconds"].to_pylist(), default=math.inf)
+        return least_samples(self._own).get(host_fingerprint(), math.inf)
 
     @property
     def _own(self) -> ProfileDatabase:

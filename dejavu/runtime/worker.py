@@ -29,6 +29,7 @@ with gc_frozen():
     from dejavu.foundation.processes.files import write_json
     from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
+    from dejavu.profiles.host import host_fingerprint
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses
     from dejavu.runtime.job.copies import Copier
@@ -111,7 +112,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     gradients = GradientWatch(
         place.pipeline_rank, place.device.host, modules, pipeline.arrived_finite, job.warnings_path
     )
-    watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
+    least = job.least_sample_seconds.get(host_fingerprint(), math.inf) if is_cpu else math.inf
+    watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding), least_sample_seconds=least)
     held_out = HeldOut(workload, job.last_step, device)
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None

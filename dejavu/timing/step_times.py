@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -75,10 +76,12 @@ class StepWatch:
 
     Args:
         is_alone: no other rank of the training shares the core: waiting for those is no disturbance.
+        least_sample_seconds: the fastest known sample of a core of this host: without it a core that is slow throughout
+            is taken for one that nobody disturbs.
     """
 
-    def __init__(self, *, is_cpu: bool, is_alone: bool) -> None:
-        self._is_cpu, self._is_alone, self._quiet = is_cpu, is_alone, InterferenceProbe()
+    def __init__(self, *, is_cpu: bool, is_alone: bool, least_sample_seconds: float = math.inf) -> None:
+        self._is_cpu, self._is_alone, self._quiet = is_cpu, is_alone, InterferenceProbe(least_sample_seconds)
         self._steps: deque[tuple[RankStep, float]] = deque(maxlen=KEPT_STEPS)  # aligned with the steps of `Clock`
         self.begin()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ class TrainingJob:
         start_from: a trial's state (safetensors), or None.
         first_step, last_step: the steps to train, `last_step` not included.
         folder: checkpoints, progress and the result go here; an absolute path that every host sees.
+        least_sample_seconds: the fastest look at a core that is known of a kind of host, by its fingerprint
+            (`profiling.measuring.least_samples`): steps beside slower ones have other work beside them.
     """
 
     workload: Workload
@@ -41,6 +43,7 @@ class TrainingJob:
     first_step: int
     last_step: int
     folder: str
+    least_sample_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def result_path(self) -> Path:
