@@ -21,10 +21,13 @@ from dejavu.migration import (
     RunningProblem,
     replan,
 )
+from dejavu.migration.changes import ClusterChange
+from dejavu.migration.options import as_it_is
 from dejavu.migration.placing import held_by
 from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
+from dejavu.plans.priced_problem import SlicePrices
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.job import TrainingResult
 from dejavu.runtime.job.migration import Migration
@@ -156,6 +159,57 @@ def test_a_slow_link_takes_as_much_longer_between_stages_and_replicas() -> None:
     usual, slow = (problem.link_seconds_per_byte_CC[single[0], c] for c in single)
     assert (usual, slow) == (pytest.approx(1e-9), pytest.approx(1e-8))
     assert not any(one.num_devices > 1 and "h2" in one.device_type for one in problem.configurations)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_what_zero_sends_in_passes_takes_as_much_longer_over_a_slow_link(level: int) -> None:
+    """Of the plan that runs: what a search may take has no such stages."""
+    running = running_on(2, replicas=(1, 2, 2))
+    problem = running.priced.problem
+    one, two, _ = problem.configurations
+    zero = replace(two, zero_level=level)
+    more_CL = np.array([[0.0], [0.0], [0.003 if level > 1 else 0.0]]) * np.ones((1, L))
+    costs = problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    costs = replace(costs, seconds_CL=costs.seconds_CL + 2 * more_CL)
+    priced = replace(
+        running.priced,
+        problem=replace(problem, configurations=(one, replace(two, zero_level=1), zero), costs=costs),
+        forward_seconds_CL=running.priced.forward_seconds_CL + more_CL,
+        backward_seconds_CL=running.priced.backward_seconds_CL + more_CL,
+    )
+    running = replace(running, priced=priced)
+    plan = Plan((Stage(0, L, zero),), "1f1b", B)
+    usual = simulate_plan(priced, plan).step_seconds
+    now = ClusterNow(running.cluster).after(LinkSlowed("h1", 10.0))
+    binding = bind(priced.problem, plan, running.cluster)
+    found = as_it_is(problem_now(running, now), binding, held_by(binding))
+    sent = 2 * B * L * 0.003 if level > 1 else 0.0
+    assert found is not None and found.step_seconds == pytest.approx(usual + 9 * sent)
+
+
+@pytest.mark.parametrize(
+    "change", [DeviceSlowed("h1", 1, 3.0), LinkSlowed("h2", 10.0), DeviceLost("h0", 0), HostLost("h2")], ids=str
+)
+def test_slices_are_those_of_each_kind_of_device(change: ClusterChange) -> None:
+    running = running_on(3, per_host=2, replicas=(1, 2))
+    before = running.priced
+    each_NCL = np.stack([0.5 * before.forward_seconds_CL, 1.5 * before.forward_seconds_CL])
+    slices = SlicePrices((4, 4), each_NCL, 2 * each_NCL)
+    running = replace(running, priced=replace(before, slices=slices))
+    now = ClusterNow(running.cluster).after(change)
+    for found in (problem_now(running, now).priced, problem_now(running, now).every):
+        assert found.slices is not None
+        assert np.allclose(found.slices.forward_seconds_NCL.mean(axis=0), found.forward_seconds_CL)
+        assert np.allclose(found.slices.backward_seconds_NCL, 2 * found.slices.forward_seconds_NCL)
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_of_a_cluster_that_is_gone_there_is_no_plan(per_host: int) -> None:
+    running = running_on(2, per_host=per_host)
+    lost = [HostLost("h0"), *(DeviceLost("h1", index) for index in range(per_host))]
+    with pytest.raises(NoPlanError, match="no device of cluster test is left"):
+        replan(running, bound(running), ClusterNow(running.cluster).after(*lost), REMAINING, lost)
 
 
 def test_a_host_that_comes_is_used_where_it_pays() -> None:

@@ -246,6 +246,15 @@ def step_bytes(parameter_bytes_L: Floats, optimizer: OptimizerSettings, device: 
     return tensors * ForEachByte.of(optimizer).update_bytes * parameter_bytes_L
 
 
+def tied_bytes(layer: Layer, configuration: StageConfiguration, each_byte: ForEachByte) -> float:
+    """Count the whole gradients of tied weights that their sum over both ends takes, beside the device's own part.
+
+    The other end's, and its own where devices have parts of it (`runtime.gradients.tied`).
+    """
+    in_parts = configuration.tensor_parallel > 1 or configuration.zero_level > 0
+    return (2 if in_parts else 1) * each_byte.gradient_bytes * layer.tied_bytes
+
+
 def example_bytes(workload: Workload) -> int:
     """Count the inputs and targets of one step, which the training loop gives to the first stage and the last."""
     shape = dataset_of(workload).shape
@@ -328,6 +337,7 @@ def configuration_memory(
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
     rule, gradient_L = workload.gradients, each_byte.gradient_bytes * weights_L
     compared_L = adding_bytes(rule, configuration, gradient_L)
+    tied_L = np.array([tied_bytes(layer, configuration, each_byte) for layer in kinds])[kind_L]
     here, there = parameters + gradients, 0.0
     if away.parameters:
         here, there = there, here
@@ -337,12 +347,17 @@ def configuration_memory(
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
-        # Gathered gradients are gone when the optimizer steps.
-        step_bytes_L=np.maximum(
-            (0.0 if away.optimizer else 1.0) * step_bytes(weights_L, workload.optimizer, device) / (r if zero else 1),
-            gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
-            - compared_L
-            + held_out_share(rule, configuration) * held_L,
+        # Gathered gradients, and those of both ends of a tied weight, are gone when the optimizer steps.
+        step_bytes_L=np.maximum.reduce(
+            (
+                (0.0 if away.optimizer else 1.0)
+                * step_bytes(weights_L, workload.optimizer, device)
+                / (r if zero else 1),
+                gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
+                - compared_L
+                + held_out_share(rule, configuration) * held_L,
+                tied_L,
+            )
         ),
         offloaded_bytes_L=offloaded_L,
         state_away_bytes_L=weights_L * (there + (kept if away.optimizer else 0.0)),

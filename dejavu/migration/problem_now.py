@@ -23,7 +23,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.migration.changes import ClusterNow, Seat
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest, Prices
-from dejavu.plans import Plan, StageConfiguration
+from dejavu.plans import Infeasible, NoPlanError, Plan, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.watching.links import slower_links
@@ -146,7 +146,12 @@ def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
 
     A device that is slower, behind a slower link or on a host that lost another one becomes a kind of its own, because
     searches know devices and links by kinds. So no stage spans such a device and others.
+
+    Raises:
+        NoPlanError: no device is left.
     """
+    if not now.hosts:
+        raise NoPlanError(Infeasible("replan", f"no device of cluster {now.cluster.name} is left", 0.0))
     groups: list[NodeGroup] = []
     kinds: dict[str, Kind] = {}
     devices: dict[Seat, Device] = {}
@@ -231,10 +236,11 @@ class _Prices:
                 link_latency_seconds_CC=links_CC2[:, :, 0].copy(),
                 link_seconds_per_byte_CC=links_CC2[:, :, 1].copy(),
             ),
-            forward_seconds_CL=before.forward_seconds_CL[index] * slow_C1,
-            backward_seconds_CL=before.backward_seconds_CL[index] * slow_C1,
+            forward_seconds_CL=self._passes(before.forward_seconds_CL, index, configurations, slow_C1),
+            backward_seconds_CL=self._passes(before.backward_seconds_CL, index, configurations, slow_C1),
             on_disk=before.on_disk and before.on_disk.of(index),
             fetched_seconds_CL3=_scaled(before.fetched_seconds_CL3, index, slow_C1),
+            slices=before.slices and before.slices.of(index).times(slow_C1),
             pass_costs={
                 kind.name: _slower(before.pass_costs[kind.type_name], kind.slowness)
                 for kind in kinds
@@ -278,7 +284,26 @@ class _Prices:
             if links != 1 and configuration.num_nodes > 1:  # the replicas' sums go over the links
                 single = costs.per_step_seconds_CL[self._single(configuration)] * slow_C1[c]
                 per_step_CL[c] += (links - 1) * np.maximum(per_step_CL[c] - single, 0.0)
-        return AdditiveCosts(seconds_CL=costs.seconds_CL[index] * slow_C1, per_step_seconds_CL=per_step_CL, **tables)
+        seconds_CL = self._passes(costs.seconds_CL, index, configurations, slow_C1)
+        return AdditiveCosts(seconds_CL=seconds_CL, per_step_seconds_CL=per_step_CL, **tables)
+
+    def _passes(
+        self,
+        seconds_CL: Floats,
+        index: list[int],
+        configurations: tuple[StageConfiguration, ...],
+        slow_C1: Floats,
+    ) -> Floats:
+        """Return what passes take now. What ZeRO's levels 2 and 3 send in them goes over links that may be slower."""
+        found_CL, rows = seconds_CL[index] * slow_C1, self._running.priced.problem.configurations
+        for c, configuration in enumerate(configurations):
+            kind = self._kinds[configuration.device_type]
+            quiet = replace(configuration, device_type=kind.type_name, zero_level=1)  # sends nothing in its passes
+            is_slow = kind.link_slowness != 1 and configuration.num_nodes > 1 and configuration.zero_level > 1
+            if is_slow and quiet in rows:
+                sent_L = found_CL[c] - seconds_CL[rows.index(quiet)] * slow_C1[c]
+                found_CL[c] += (kind.link_slowness - 1) * np.maximum(sent_L, 0.0)
+        return found_CL
 
     def _single(self, configuration: StageConfiguration) -> int:
         """Return the running problem's row of one such device."""

@@ -99,6 +99,7 @@ class ChangingTraining:
         self._restart_seconds = RESTART_SECONDS
         self._lost_hosts: dict[int, list[str]] = {}
         self._deaths: Counter[Seat] = Counter()
+        self._given_up: set[str] = set()  # hosts none of whose devices runs ranks any more, though their agents live
         self._in_vain, self._furthest, self._was_slowed = 0, -1, False
         how, self._saved = self.job.workload.replan.improve, 0
         self._improving = None if how == "never" else Improvement(self.running, how, self.job.workload.seed)
@@ -202,7 +203,8 @@ class ChangingTraining:
             changes += [] if self._improving is not None else self._watching.changes(self.now)
             changes += self._link_changes()
         self._forget_lost_spares()
-        changes += [HostAdded(host) for host in self.hosts.ready() - set(self.now.hosts) if self.now.seats_of(host)]
+        come = self.hosts.ready() - set(self.now.hosts) - self._given_up
+        changes += [HostAdded(host) for host in come if self.now.seats_of(host)]
         if not changes:
             return self._improved()
         self.now = self.now.after(*changes)
@@ -241,6 +243,7 @@ class ChangingTraining:
         used = {placed.device.host for placed in self.job.binding.placements}
         if lost := self.hosts.names - self.hosts.alive() - used:
             self.hosts.drop(lost)
+            self._given_up -= lost
             self.now = self.now.after(*map(HostLost, lost))
 
     def _link_changes(self) -> list[ClusterChange]:
@@ -303,6 +306,8 @@ class ChangingTraining:
         if not changes and (self._in_vain >= MOST_IN_VAIN or (self._in_vain and not any(f.by_signal for f in told))):
             raise self._error()
         self.now = self.now.after(*changes)
+        given_up = {change.host for change in changes if isinstance(change, DeviceLost)} - set(self.now.hosts)
+        self._given_up = (self._given_up | given_up) - lost
         decision = self._replanned(changes)
         self.on_decision(decision)
         return decision, list(map(str, told))

@@ -90,9 +90,9 @@ class SlicePrices:
         """Return those of some of the configurations."""
         return SlicePrices(self.lengths, self.forward_seconds_NCL[:, rows], self.backward_seconds_NCL[:, rows])
 
-    def times(self, runs: int) -> SlicePrices:
-        """Return those of so many runs of the schedule."""
-        return SlicePrices(self.lengths, runs * self.forward_seconds_NCL, runs * self.backward_seconds_NCL)
+    def times(self, factor: int | Floats) -> SlicePrices:
+        """Return those of so many runs of the schedule, or of configurations so much slower: one number, or (C, 1)."""
+        return SlicePrices(self.lengths, factor * self.forward_seconds_NCL, factor * self.backward_seconds_NCL)
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,7 +91,7 @@ class TiedGradients:
         """Give both ends of each tied weight the sum of their gradients; every rank that holds one calls it."""
         for held in self._held:
             whole = held.gradients(self._device)
-            total = whole[0] + whole[1]
+            total = whole[0].add_(whole[1])
             for weight in held.weights:
                 assert weight.grad is not None
                 local_of(weight.grad).copy_(own_part(total, weight.grad))
