@@ -243,6 +243,19 @@ def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
     return (*inside, *((blocks, block) for blocks in range(2, num_blocks + 1)))
 
 
+def sizes_left_out(cluster: Cluster) -> str:
+    """Say which parts of a node stages may take, of types where these are not all powers of two; "" where they are."""
+    said = []
+    for name in cluster.device_types:
+        per_node = [count for group in cluster.groups if (count := dict(group.devices).get(name, 0))]
+        inside = [each for nodes, each in meshes(cluster, name) if nodes == 1] if per_node else []
+        if inside and any(2**k not in inside for k in range(max(per_node).bit_length())):
+            known, block = ", ".join(map(str, inside)), inside[-1]
+            whole = f" or several times {block}" if max(per_node) > block else " or whole nodes"
+            said.append(f"{known}{whole} of the {name}")
+    return f"stages take {' and '.join(said)}" if said else ""
+
+
 def _chain(size: int) -> list[int]:
     """From `size` down to 1, each divided by its largest prime: the longest chain, and powers of two stay longest."""
     chain = [size]

@@ -14,7 +14,7 @@ from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_seconds, plural
-from dejavu.parallelism import Parallelism
+from dejavu.parallelism import Parallelism, sizes_left_out
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
@@ -303,6 +303,8 @@ class _Planning:
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
+        sizes = sizes_left_out(request.cluster) if request.spread != Parallelism.one_device() else ""
+        others += f", where {sizes}" if sizes else ""
         problems = [self.prices.priced(count) for count in counts]
         proved = all(map(self._is_proved_empty, problems))
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):

@@ -254,9 +254,9 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, 
             sent = local.to(device)
             dist.all_reduce(sent, group=group)
             local.copy_(sent)
-    are_exchanged = device.type == "cpu" and group.size() == 2
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
+        are_exchanged = device.type == "cpu" and group.size() == 2
         if are_exchanged:
             flat = _other_s(flat, group)
         else:
