@@ -250,9 +250,8 @@ def sizes_left_out(cluster: Cluster) -> str:
         per_node = [count for group in cluster.groups if (count := dict(group.devices).get(name, 0))]
         inside = [each for nodes, each in meshes(cluster, name) if nodes == 1] if per_node else []
         if inside and any(2**k not in inside for k in range(max(per_node).bit_length())):
-            known, block = ", ".join(map(str, inside)), inside[-1]
-            whole = f" or several times {block}" if max(per_node) > block else " or whole nodes"
-            said.append(f"{known}{whole} of the {name}")
+            several = f"several times {inside[-1]}" if max(per_node) > inside[-1] else "several nodes"
+            said.append(f"{', '.join(map(str, inside))} or {several} of {name}")
     return f"stages take {' and '.join(said)}" if said else ""
 
 

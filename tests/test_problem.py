@@ -27,7 +27,7 @@ from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
 from dejavu.graphs.split_loss import CROSS_ENTROPY
-from dejavu.parallelism import Parallelism, meshes
+from dejavu.parallelism import Parallelism, meshes, sizes_left_out
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.pricing import price
@@ -422,6 +422,18 @@ def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
                 assert len({(device.group, device.node_index) for device in devices}) == 1
         everything = [row.device for row in binding.placements]
         assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("nodes", [(k,) for k in range(1, 17)] + [(8, 1), (8, 4), (4, 3), (7, 7), (16, 8)], ids=str)
+def test_what_stages_cannot_take_of_a_node_is_said(nodes: tuple[int, ...]) -> None:
+    """Wherever a power of two that some node has is no mesh inside a node; and then every size that is one is named."""
+    link = Link(1e10, 1e-5)
+    groups = tuple(NodeGroup(f"g{k}", 1, (), ((NAME, count),), link) for k, count in enumerate(nodes))
+    cluster = Cluster("odd", groups, {NAME: catalogue()[NAME]}, {})
+    inside = {each for count, each in meshes(cluster, NAME) if count == 1}
+    said = sizes_left_out(cluster)
+    assert bool(said) == any(2**k not in inside for k in range(5) if 2**k <= max(nodes))
+    assert not said or {int(word.strip(",")) for word in said.split() if word.strip(",").isdigit()} == inside
 
 
 def test_meshes_of_known_clusters() -> None:
