@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dejavu.binding import Binding, bind
+from dejavu.init import Draw
 from dejavu.migration import (
     ClusterNow,
     DeviceLost,
@@ -26,13 +28,14 @@ from dejavu.migration.options import as_it_is
 from dejavu.migration.placing import held_by
 from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
+from dejavu.migration.training import ChangingTraining
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import SlicePrices
 from dejavu.plans.stage_costs import AdditiveCosts
-from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Migration
 from dejavu.simulation import simulate_plan
-from dejavu.workload import ReplanSettings
+from dejavu.workload import ReplanSettings, Workload
 from tests.changing import running_problem
 
 L, B = 12, 8
@@ -210,6 +213,50 @@ def test_of_a_cluster_that_is_gone_there_is_no_plan(per_host: int) -> None:
     lost = [HostLost("h0"), *(DeviceLost("h1", index) for index in range(per_host))]
     with pytest.raises(NoPlanError, match="no device of cluster test is left"):
         replan(running, bound(running), ClusterNow(running.cluster).after(*lost), REMAINING, lost)
+
+
+class StandingAgents:
+    """Hosts whose agents live and are idle; what a `ChangingTraining` asks of them while it looks at its cluster."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.living = set(names), set(names)
+
+    def add(self, come: object) -> None: ...
+
+    def ready(self) -> set[str]:
+        return self.names & self.living
+
+    def alive(self) -> set[str]:
+        return self.living
+
+    def drop(self, lost: set[str]) -> None:
+        self.names -= lost
+
+
+def test_a_host_whose_devices_were_given_up_has_not_come_while_its_agent_lives(tmp_path: Path) -> None:
+    """It has when the agent has gone and another one is there."""
+    running = running_on(2)
+    binding = bind(running.priced.problem, Plan((Stage(0, L, StageConfiguration("core")),), "1f1b", B), running.cluster)
+    (used,) = hosts_of(binding)
+    (other,) = {"h0", "h1"} - {used}
+    job = TrainingJob(Workload(num_steps=9), binding, Draw(), None, 0, 9, str(tmp_path))
+    agents, told = StandingAgents(used, other), list[str]()
+    training = ChangingTraining(
+        job, running, agents, ClusterNow(running.cluster), watches=False, on_decision=lambda one: told.append(str(one))
+    )  # type: ignore[arg-type]
+    training.now = training.now.after(DeviceLost(other, 0))
+    training._give_up([DeviceLost(other, 0)])
+
+    def looked() -> str:
+        training._watched = 0.0
+        training._wanted()
+        return " ".join(told)
+
+    assert "has come" not in looked() and set(training.now.hosts) == {used}
+    agents.living = {used}
+    looked()
+    agents.names = agents.living = {used, other}
+    assert f"host {other} has come" in looked() and set(training.now.hosts) == {used, other}
 
 
 def test_a_host_that_comes_is_used_where_it_pays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_all
 from dejavu.cluster import load_cluster
+from dejavu.cost.memory import configuration_memory
 from dejavu.graphs.capture import capture
 from dejavu.init import SCHEMES, Draw
 from dejavu.parallelism import Parallelism
@@ -143,3 +145,17 @@ def test_both_ends_are_priced_what_they_tell_each_other() -> None:
     expected = np.array([message, *[0.0] * BLOCKS, message])
     assert more == pytest.approx(np.broadcast_to(expected, more.shape))
     assert tied.problem.costs.seconds_CL == pytest.approx(untied.problem.costs.seconds_CL)
+
+
+@pytest.mark.parametrize(
+    "one", [one_device(), one_device(tensor_parallel=2), one_device(data_parallel=2, zero_level=3)], ids=str
+)
+def test_memory_has_room_for_the_sum_of_both_ends(one: StageConfiguration) -> None:
+    """While gradients are summed each device has the other end's, and its own whole where it has a part of it."""
+    asked = workload(model_options={"num_blocks": BLOCKS, "width": 64, "num_heads": 4, "tied": True})
+    graph = capture(asked)
+    device = load_cluster(CLUSTERS / "4x8-v100.yaml").device_types["V100-SXM2-16GB"]
+    found = configuration_memory(replace(one, device_type=device.name), graph, asked, device, 0.0)
+    whole = graph.layers[0].tied_bytes
+    assert whole > 0
+    assert found.step_bytes_L[[0, -1]].min() >= (1 if one.num_devices == 1 else 2) * whole

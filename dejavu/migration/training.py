@@ -306,11 +306,16 @@ class ChangingTraining:
         if not changes and (self._in_vain >= MOST_IN_VAIN or (self._in_vain and not any(f.by_signal for f in told))):
             raise self._error()
         self.now = self.now.after(*changes)
-        given_up = {change.host for change in changes if isinstance(change, DeviceLost)} - set(self.now.hosts)
-        self._given_up = (self._given_up | given_up) - lost
+        self._give_up(changes)
         decision = self._replanned(changes)
         self.on_decision(decision)
         return decision, list(map(str, told))
+
+    def _give_up(self, changes: Sequence[ClusterChange]) -> None:
+        """Take note of hosts that have no device left after these changes, and of those whose agents went, too."""
+        lost = {change.host for change in changes if isinstance(change, DeviceLost)} - set(self.now.hosts)
+        gone = {change.host for change in changes if isinstance(change, HostLost)}
+        self._given_up = (self._given_up | lost) - gone
 
     def _report(self) -> None:
         """Report the steps that ranks have written since, and close the migration that they end."""
