@@ -134,6 +134,40 @@ def test_an_added_host_joins_the_group_of_its_like(tmp_path: Path) -> None:
     assert differences(cluster, there)[0] == "host three is new, with 4 × V100-SXM2-16GB"
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_host_like_one_of_the_file_is_new_beside_all_of_the_file(path: Path) -> None:
+    """Whether the file names its hosts or counts them."""
+    cluster, workers = load_cluster(path), workers_on(load_cluster(path))
+    for worker in random.Random(7).sample(workers, min(4, len(workers))):
+        there = as_present(cluster, [*workers, replace(worker, names=("new", "10.1.0.0", "another"))])
+        assert {d.host for d in there.devices()} == {d.host for d in cluster.devices()} | {"new"}
+        counts = ", ".join(sorted(f"{n} × {kind.name}" for kind, n in worker.devices))
+        assert differences(cluster, there)[0] == f"host new is new, with {counts}"
+        assert Cluster.from_dict(there.to_dict()) == there
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_host_of_the_file_has_no_more_devices_than_the_file_gives_it(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(8)
+    more = [
+        replace(worker, devices=tuple((kind, n + rng.randint(0, 5)) for kind, n in worker.devices))
+        for worker in workers_on(cluster)
+    ]
+    assert as_present(cluster, more).fingerprint == cluster.fingerprint
+    others = [DeviceType("T9", "cuda", {"float32": 1e12}, 1 << 34, 1e11, None, None, "this machine")]
+    others += [kind for kind in cluster.device_types.values() if kind.kind != "cpu"]
+    given = {worker.names[0]: sum(n for _, n in worker.devices) for worker in workers_on(cluster)}
+    for _ in range(10):
+        mixed = [
+            replace(worker, devices=tuple((kind, rng.randint(1, 9)) for kind in rng.sample(others, len(others))))
+            for worker in more
+        ]
+        there = as_present(cluster, [more[0], *mixed[1:]])
+        for group in there.groups:
+            assert len(dict(group.devices)) == len(group.devices), "one entry for a type"
+            assert all(group.devices_per_node <= given[group.host(node)] for node in range(group.count))
+
+
 def test_an_added_host_of_another_kind_gets_the_slowest_link_that_is_known(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, TWO)
     kind = replace(cluster.device_types["V100-SXM2-16GB"], name="T4", memory_bytes=15 << 30)
