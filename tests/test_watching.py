@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.cluster import Cluster, DeviceType, load_cluster
+from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
+from dejavu.cluster.records import HostMemory, Nvme
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.plans import Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
@@ -217,6 +218,109 @@ def test_two_workers_on_one_machine_are_two_hosts_by_their_names(tmp_path: Path)
 def test_an_edited_file_is_said(tmp_path: Path, edit: tuple[str, str], said: str) -> None:
     changes = differences(cluster_of(tmp_path, TWO), cluster_of(tmp_path, TWO.replace(*edit)))
     assert changes[0].startswith(said) or said in changes[0]
+
+
+def edits_of(cluster: Cluster, factor: float) -> list[tuple[Cluster, list[str]]]:
+    """Every number that a plan may depend on, so many times what it is; and the beginnings of what is to be said."""
+    edits: list[tuple[Cluster, list[str]]] = []
+    memory, disks = HostMemory(10**12, 2e10, 1e11), Nvme(10**13, 5e9, 3e9)
+
+    def add_group(old: NodeGroup, new: NodeGroup, *said: str) -> None:
+        groups = tuple(new if group.name == old.name else group for group in cluster.groups)
+        edits.append((replace(cluster, groups=groups), list(said)))
+
+    for group in cluster.groups:
+        at = f"of a node of {group.name}: "
+        speeds = [f"bandwidth of host memory {at}", f"update bandwidth of host memory {at}"]
+        add_group(group, replace(group, host_memory=memory), f"host memory {at}not given, now 931 GiB", *speeds)
+        writing = [f"reading bandwidth of NVMe {at}", f"writing bandwidth of NVMe {at}"]
+        add_group(group, replace(group, nvme=disks), f"NVMe {at}not given, now 9.09 TiB", *writing)
+        add_group(group, replace(group, cards=7), f"network cards {at}{group.cards}, now 7")
+        link = replace(group.link, bytes_per_second=group.link.bytes_per_second * factor)
+        add_group(group, replace(group, link=link), f"link inside a node of {group.name}: ")
+    for name, kind in cluster.device_types.items():
+        others = [
+            (replace(kind, memory_bytes=round(kind.memory_bytes * factor)), f"memory of {name}: "),
+            (replace(kind, memory_bytes_per_second=kind.memory_bytes_per_second * factor), "memory bandwidth of "),
+        ]
+        for dtype, peak in kind.peak_flops_per_second.items():
+            peaks = {**kind.peak_flops_per_second, dtype: peak * factor}
+            others.append((replace(kind, peak_flops_per_second=peaks), f"peak {dtype} of {name}: "))
+        edits += [
+            (replace(cluster, device_types={**cluster.device_types, name: other}), [said]) for other, said in others
+        ]
+    for names, link in cluster.links_between.items():
+        other = replace(link, bytes_per_second=link.bytes_per_second * factor)
+        where = f"two nodes of {names[0]}" if names[0] == names[1] else " and ".join(names)
+        edits.append(
+            (replace(cluster, links_between={**cluster.links_between, names: other}), [f"link between {where}: "])
+        )
+    return edits
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("factor", [1 + 1e-8, 1.0001, 0.999, 0.5, 1000.0])
+def test_every_changed_number_is_said_and_alone(path: Path, factor: float) -> None:
+    """With as many digits as tell it from what it was, both ways, and beside a host that is gone."""
+    cluster = load_cluster(path)
+    for edited, wanted in edits_of(cluster, factor):
+        assert edited.fingerprint != cluster.fingerprint
+        for old, new in ((cluster, edited), (edited, cluster)):
+            said = differences(old, new)
+            assert len(said) == len(wanted), said
+            for sentence, beginning in zip(said, wanted, strict=True):
+                assert sentence.startswith(beginning.split(": ")[0])
+                was, now = sentence.split(": ")[1].split(", now ")
+                assert was != now, sentence
+        assert all(map(str.startswith, differences(cluster, edited), wanted))
+        group = max(cluster.groups, key=lambda group: group.count)
+        if group.count > 2:  # a link between two of them is left
+            others = [worker for worker in workers_on(cluster) if worker.names[0] != group.host(0)]
+            with_one_gone = differences(cluster, as_present(edited, others))
+            assert with_one_gone[0].startswith(f"host {group.host(0)} is gone")
+            assert {*differences(cluster, edited)} <= {*with_one_gone}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_links_that_recover_are_said_as_those_that_slow_down(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(9)
+    hosts = sorted({device.host for device in cluster.devices()})
+    for _ in range(10 if len(hosts) > 1 else 0):
+        slow = {host: rng.choice([3.0, 10.0]) for host in rng.sample(hosts, rng.randint(1, min(3, len(hosts))))}
+        there = with_slow_links(cluster, slow)
+        speeds = [sentence.split(": ")[1].split(", now ") for sentence in differences(cluster, there)]
+        back = [sentence.split(": ")[1].split(", now ") for sentence in differences(there, cluster)]
+        assert sorted(back) == sorted([now, was] for was, now in speeds)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_other_names_and_orders_are_said_only_where_they_are(path: Path) -> None:
+    cluster = load_cluster(path)
+    names = {group.name: f"other-{group.name}" for group in cluster.groups}
+    named = replace(
+        cluster,
+        groups=tuple(
+            replace(g, name=names[g.name], hosts=tuple(g.host(k) for k in range(g.count))) for g in cluster.groups
+        ),
+        links_between={pair(names[a], names[b]): link for (a, b), link in cluster.links_between.items()},
+    )
+    assert differences(cluster, named) == ("groups of nodes have other names or another order",)
+    turned = replace(cluster, groups=cluster.groups[::-1])
+    assert differences(cluster, turned) == (
+        ("groups of nodes have other names or another order",) if len(cluster.groups) > 1 else ()
+    )
+    listed = tuple(replace(g, hosts=tuple(g.host(k) for k in range(g.count))) for g in cluster.groups)
+    assert differences(cluster, replace(cluster, groups=listed)) == (
+        ("the same nodes and links are written in another way",) if listed != cluster.groups else ()
+    )
+    for group in cluster.groups:
+        two = replace(group, devices=(*group.devices, ("A9", 1)))
+        kinds = {**cluster.device_types, "A9": replace(next(iter(cluster.device_types.values())), name="A9")}
+        old, new = (
+            replace(cluster, groups=tuple(one if g is group else g for g in cluster.groups), device_types=kinds)
+            for one in (two, replace(two, devices=two.devices[::-1]))
+        )
+        assert differences(old, new) == (f"devices of a node of {group.name} are in another order",)
 
 
 @pytest.mark.parametrize(
