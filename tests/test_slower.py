@@ -142,3 +142,13 @@ def test_a_slow_link_follows_what_is_measured(known: float) -> None:
         tried = {a: {b: 0.01 * (factor if "h1" in (a, b) else 1) for b in usual[a]} for a in HOSTS}
         (change,) = link_changes(usual, tried, NOW.after(LinkSlowed("h1", known)))
         assert change == LinkSlowed("h1", 1.0 if factor < 1.7 else float(f"{factor:.1g}"))
+
+
+def test_how_slow_is_said_in_plain_digits() -> None:
+    """Two of them, and of large factors all."""
+    for k in range(400):
+        factor = 1.01 * 10 ** (k / 80)
+        for change in (LinkSlowed("h1", factor), DeviceSlowed("h1", 0, factor)):
+            said = str(change).split(" takes ")[1].split(" × ")[0]
+            assert "e" not in said
+            assert float(said) == pytest.approx(factor, rel=0.051)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -342,6 +343,22 @@ def test_a_decision(action: str, old: float | None, is_running: bool, decided: D
     assert "predicted at 900 ms" in why
 
 
+def test_a_decision_says_figures_that_bear_it_out() -> None:
+    rng = random.Random(4)
+    for _ in range(500):
+        margin = rng.choice([0.0, 0.001, 0.03, 0.1])
+        gain = rng.choice([margin, 0.0]) + rng.choice([-1, 1]) * 10 ** rng.uniform(-7, -1)
+        decided, why = decide("plan", 1.0, 1 - gain, margin)
+        assert decided == (Decided.PLANNED if gain >= margin else Decided.KEPT)
+        figures = [float(figure) for figure in re.findall(r"(-?[\d.]+)%", why)]
+        assert ("over the plan that is there" in why) == (gain < 0)
+        if gain < 0:
+            assert figures == [pytest.approx(-100 * gain, abs=0.051)]
+            assert figures[0] > 0
+        elif gain < margin:
+            assert figures[0] < figures[1] == pytest.approx(100 * margin, abs=0.051)
+
+
 def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, TWO)
     plan = Plan.from_dict(
@@ -367,3 +384,42 @@ def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     next((tmp_path / "watch").glob("*.json")).write_text("{")
     with pytest.raises(DejavuError, match="is no record of a plan"):
         _ = notes.planned
+
+
+def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
+    decisions = [
+        Decision(f"2026-01-0{k}T00:00:00+00:00", "gpt", "x × y", "", "f", None, 0.5, 0.03, "planned", "y", "r")
+        for k in range(1, 4)
+    ]
+    notes.decided(decisions[0])
+    path = tmp_path / "watch" / "decisions.jsonl"
+    one = path.read_bytes()
+    for stop in range(len(one)):
+        path.write_bytes(one + one[:stop])
+        assert list(Notes.decisions(tmp_path)) == decisions[:1]
+        path.write_bytes(one[:stop])
+        assert not list(Notes.decisions(tmp_path))
+    for stop in range(0, len(one), 20):
+        path.write_bytes(one + one[:stop])
+        notes.decided(decisions[1])
+        notes.decided(decisions[2])
+        assert list(Notes.decisions(tmp_path)) == decisions
+    for damaged in (b"{", b"", b"[]", b"3", b'{"question": 1}', b"\xff", one[:-20], b'{"a": 1}'):
+        path.write_bytes(one + damaged + b"\n" + one)
+        with pytest.raises(DejavuError, match=r"line 2 of .*decisions\.jsonl is no record of a decision"):
+            list(Notes.decisions(tmp_path))
+
+
+def test_damaged_notes_of_links_are_said(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
+    assert notes.links == {"usual": {}, "slow": {}}
+    notes.tried({"a": {"b": 0.5}}, {"a": 4.0})
+    assert notes.links == {"usual": {"a": {"b": 0.5}}, "slow": {"a": 4.0}}
+    (path,) = (tmp_path / "watch").glob("*-links.json")
+    whole = path.read_bytes()
+    damages = [whole[:stop] for stop in range(len(whole.rstrip()))]
+    for damaged in (*damages, b"[]", b"3", b"{}", b'{"usual": {}}', b'{"usual": {"a": 1}, "slow": {}}', b"\xff"):
+        path.write_bytes(damaged)
+        with pytest.raises(DejavuError, match=r"-links\.json is no record of links .*; delete it"):
+            _ = notes.links
