@@ -16,6 +16,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, actions, allowed_microbatches
 from dejavu.simulation import Event, Message, Simulation, StageSeconds, simulate, trace_rows
+from dejavu.simulation.blocking import BlockingMessages, simulate_blocking
 
 CORE = StageConfiguration("core")
 LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}
@@ -448,6 +449,23 @@ def test_what_does_not_fit_is_refused(asked: dict[str, Any], said: str) -> None:
     stages: Sequence[StageSeconds] = [StageSeconds(1.0, 2.0, 0.0)] * asked.pop("stages", 2)
     with pytest.raises(InputError, match=said):
         simulate(plan_of("1f1b", 2, 2), stages, **asked)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_every_number_of_a_stage_is_checked(wrong: float) -> None:
+    right = StageSeconds(1.0, 2.0, 0.5, 0.1, 1.0, 1.0, 8.0, 9.0, ((1.0, 2.0), (1.0, 2.0)))
+    sliced = replace(plan_of("1f1b", 2, 2), slices=(4, 4))
+    assert simulate(sliced, [right, right]).step_seconds > 0
+    assert simulate_blocking([right, right], [BlockingMessages(0.0, 0.0)], 2).step_seconds > 0
+    for field, value in vars(right).items():
+        numbers = [((1.0, wrong), (1.0, 2.0)), ((1.0, 2.0), (wrong, 2.0))] if isinstance(value, tuple) else [wrong]
+        for number in numbers:
+            stages = [right, replace(right, **{field: number})]
+            said = f"{field} of stage 1 is {wrong}; wanted a finite number"
+            with pytest.raises(InputError, match=said):
+                simulate(sliced, stages)
+            with pytest.raises(InputError, match=said):
+                simulate_blocking(stages, [BlockingMessages(0.0, 0.0)], 2)
 
 
 def test_fewer_microbatches_than_ranks_are_refused() -> None:

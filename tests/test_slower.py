@@ -108,3 +108,47 @@ def test_slow_steps_are_a_suspicion_and_hosts_try_whose_link_it_is() -> None:
     (either,) = link_changes(usual, two, NOW)
     assert either == LinkSlowed("h0", 10.0)
     assert link_changes(usual, two, NOW.after(LinkSlowed("h0", 10.0))) == [], "and not the other one next time"
+
+
+def test_slow_links_that_become_slower_or_less_slow_are_said_once() -> None:
+    """Whatever is known of them, what is known after a look is what the look found, to one digit and a factor of 2."""
+    rng = random.Random(3)
+    usual = {a: {b: rng.uniform(0.01, 0.03) for b in HOSTS if b != a} for a in HOSTS}
+
+    def tried(factor: float) -> dict[str, dict[str, float]]:
+        return {a: {b: usual[a][b] * (factor if "h1" in (a, b) else 1.0) for b in usual[a]} for a in HOSTS}
+
+    now, said = NOW, 0
+    for _ in range(200):
+        factor, known = 10 ** rng.uniform(0, 4), now.link_slowness.get("h1", 1.0)
+        changes = link_changes(usual, tried(factor), now)
+        now = now.after(*changes)
+        found = now.link_slowness.get("h1", 1.0)
+        if factor < 1.69 or (known == 1 and factor < 2.99):
+            assert found == 1
+        elif factor > 3.01:
+            assert factor / 2.01 < found < factor * 2.01
+        if known != 1 and known / 1.99 < factor < known * 1.99 and factor > 1.71:
+            assert not changes
+        assert not link_changes(usual, tried(factor), now)
+        said += found not in (1, known)
+    assert said > 50
+
+
+@pytest.mark.parametrize("known", [2.0, 4.0, 10.0, 100.0])
+def test_a_slow_link_follows_what_is_measured(known: float) -> None:
+    usual = {a: {b: 0.01 for b in HOSTS if b != a} for a in HOSTS}
+    for factor in (known / 3, known / 2.2, known * 2.2, known * 10, known * 500):
+        tried = {a: {b: 0.01 * (factor if "h1" in (a, b) else 1) for b in usual[a]} for a in HOSTS}
+        (change,) = link_changes(usual, tried, NOW.after(LinkSlowed("h1", known)))
+        assert change == LinkSlowed("h1", 1.0 if factor < 1.7 else float(f"{factor:.1g}"))
+
+
+def test_how_slow_is_said_in_plain_digits() -> None:
+    """Two of them, and of large factors all."""
+    for k in range(400):
+        factor = 1.01 * 10 ** (k / 80)
+        for change in (LinkSlowed("h1", factor), DeviceSlowed("h1", 0, factor)):
+            said = str(change).split(" takes ")[1].split(" × ")[0]
+            assert "e" not in said
+            assert float(said) == pytest.approx(factor, rel=0.051)

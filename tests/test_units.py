@@ -155,3 +155,21 @@ def test_bytes_and_bits_are_exact(number):
     assert units.parse_bytes(f"{number} B") == number
     assert units.parse_bytes_per_second(f"{number} bit/s") * 8 == number
     assert units.parse_bytes_per_second(f"{number} KiB/s") == number * 1024
+
+
+@few
+@given(value=st.floats(1e-6, 1e15), other=st.floats(1e-6, 1e15), exponent=st.integers(1, 12))
+def test_two_quantities_are_told_apart(value: float, other: float, exponent: int) -> None:
+    forms = (
+        units.format_bytes,
+        units.format_bytes_per_second,
+        units.format_seconds,
+        units.format_flops_per_second,
+    )
+    for form in forms:
+        assert units.told_apart(value, value, form) == (form(value), form(value))
+        for second in (other, value * (1 + 10.0**-exponent)):
+            first_shown, second_shown = units.told_apart(value, second, form)
+            assert value == second or first_shown != second_shown
+            if form(value) != form(second):
+                assert (first_shown, second_shown) == (form(value), form(second))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.cluster import Cluster, DeviceType, load_cluster
+from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
+from dejavu.cluster.records import HostMemory, Nvme
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.plans import Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
@@ -134,6 +136,40 @@ def test_an_added_host_joins_the_group_of_its_like(tmp_path: Path) -> None:
     assert differences(cluster, there)[0] == "host three is new, with 4 × V100-SXM2-16GB"
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_host_like_one_of_the_file_is_new_beside_all_of_the_file(path: Path) -> None:
+    """Whether the file names its hosts or counts them."""
+    cluster, workers = load_cluster(path), workers_on(load_cluster(path))
+    for worker in random.Random(7).sample(workers, min(4, len(workers))):
+        there = as_present(cluster, [*workers, replace(worker, names=("new", "10.1.0.0", "another"))])
+        assert {d.host for d in there.devices()} == {d.host for d in cluster.devices()} | {"new"}
+        counts = ", ".join(sorted(f"{n} × {kind.name}" for kind, n in worker.devices))
+        assert differences(cluster, there)[0] == f"host new is new, with {counts}"
+        assert Cluster.from_dict(there.to_dict()) == there
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_host_of_the_file_has_no_more_devices_than_the_file_gives_it(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(8)
+    more = [
+        replace(worker, devices=tuple((kind, n + rng.randint(0, 5)) for kind, n in worker.devices))
+        for worker in workers_on(cluster)
+    ]
+    assert as_present(cluster, more).fingerprint == cluster.fingerprint
+    others = [DeviceType("T9", "cuda", {"float32": 1e12}, 1 << 34, 1e11, None, None, "this machine")]
+    others += [kind for kind in cluster.device_types.values() if kind.kind != "cpu"]
+    given = {worker.names[0]: sum(n for _, n in worker.devices) for worker in workers_on(cluster)}
+    for _ in range(10):
+        mixed = [
+            replace(worker, devices=tuple((kind, rng.randint(1, 9)) for kind in rng.sample(others, len(others))))
+            for worker in more
+        ]
+        there = as_present(cluster, [more[0], *mixed[1:]])
+        for group in there.groups:
+            assert len(dict(group.devices)) == len(group.devices), "one entry for a type"
+            assert all(group.devices_per_node <= given[group.host(node)] for node in range(group.count))
+
+
 def test_an_added_host_of_another_kind_gets_the_slowest_link_that_is_known(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, TWO)
     kind = replace(cluster.device_types["V100-SXM2-16GB"], name="T4", memory_bytes=15 << 30)
@@ -185,6 +221,109 @@ def test_an_edited_file_is_said(tmp_path: Path, edit: tuple[str, str], said: str
     assert changes[0].startswith(said) or said in changes[0]
 
 
+def edits_of(cluster: Cluster, factor: float) -> list[tuple[Cluster, list[str]]]:
+    """Every number that a plan may depend on, so many times what it is; and the beginnings of what is to be said."""
+    edits: list[tuple[Cluster, list[str]]] = []
+    memory, disks = HostMemory(10**12, 2e10, 1e11), Nvme(10**13, 5e9, 3e9)
+
+    def add_group(old: NodeGroup, new: NodeGroup, *said: str) -> None:
+        groups = tuple(new if group.name == old.name else group for group in cluster.groups)
+        edits.append((replace(cluster, groups=groups), list(said)))
+
+    for group in cluster.groups:
+        at = f"of a node of {group.name}: "
+        speeds = [f"bandwidth of host memory {at}", f"update bandwidth of host memory {at}"]
+        add_group(group, replace(group, host_memory=memory), f"host memory {at}not given, now 931 GiB", *speeds)
+        writing = [f"reading bandwidth of NVMe {at}", f"writing bandwidth of NVMe {at}"]
+        add_group(group, replace(group, nvme=disks), f"NVMe {at}not given, now 9.09 TiB", *writing)
+        add_group(group, replace(group, cards=7), f"network cards {at}{group.cards}, now 7")
+        link = replace(group.link, bytes_per_second=group.link.bytes_per_second * factor)
+        add_group(group, replace(group, link=link), f"link inside a node of {group.name}: ")
+    for name, kind in cluster.device_types.items():
+        others = [
+            (replace(kind, memory_bytes=round(kind.memory_bytes * factor)), f"memory of {name}: "),
+            (replace(kind, memory_bytes_per_second=kind.memory_bytes_per_second * factor), "memory bandwidth of "),
+        ]
+        for dtype, peak in kind.peak_flops_per_second.items():
+            peaks = {**kind.peak_flops_per_second, dtype: peak * factor}
+            others.append((replace(kind, peak_flops_per_second=peaks), f"peak {dtype} of {name}: "))
+        edits += [
+            (replace(cluster, device_types={**cluster.device_types, name: other}), [said]) for other, said in others
+        ]
+    for names, link in cluster.links_between.items():
+        other = replace(link, bytes_per_second=link.bytes_per_second * factor)
+        where = f"two nodes of {names[0]}" if names[0] == names[1] else " and ".join(names)
+        edits.append(
+            (replace(cluster, links_between={**cluster.links_between, names: other}), [f"link between {where}: "])
+        )
+    return edits
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("factor", [1 + 1e-8, 1.0001, 0.999, 0.5, 1000.0])
+def test_every_changed_number_is_said_and_alone(path: Path, factor: float) -> None:
+    """With as many digits as tell it from what it was, both ways, and beside a host that is gone."""
+    cluster = load_cluster(path)
+    for edited, wanted in edits_of(cluster, factor):
+        assert edited.fingerprint != cluster.fingerprint
+        for old, new in ((cluster, edited), (edited, cluster)):
+            said = differences(old, new)
+            assert len(said) == len(wanted), said
+            for sentence, beginning in zip(said, wanted, strict=True):
+                assert sentence.startswith(beginning.split(": ")[0])
+                was, now = sentence.split(": ")[1].split(", now ")
+                assert was != now, sentence
+        assert all(map(str.startswith, differences(cluster, edited), wanted))
+        group = max(cluster.groups, key=lambda group: group.count)
+        if group.count > 2:  # a link between two of them is left
+            others = [worker for worker in workers_on(cluster) if worker.names[0] != group.host(0)]
+            with_one_gone = differences(cluster, as_present(edited, others))
+            assert with_one_gone[0].startswith(f"host {group.host(0)} is gone")
+            assert {*differences(cluster, edited)} <= {*with_one_gone}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_links_that_recover_are_said_as_those_that_slow_down(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(9)
+    hosts = sorted({device.host for device in cluster.devices()})
+    for _ in range(10 if len(hosts) > 1 else 0):
+        slow = {host: rng.choice([3.0, 10.0]) for host in rng.sample(hosts, rng.randint(1, min(3, len(hosts))))}
+        there = with_slow_links(cluster, slow)
+        speeds = [sentence.split(": ")[1].split(", now ") for sentence in differences(cluster, there)]
+        back = [sentence.split(": ")[1].split(", now ") for sentence in differences(there, cluster)]
+        assert sorted(back) == sorted([now, was] for was, now in speeds)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_other_names_and_orders_are_said_only_where_they_are(path: Path) -> None:
+    cluster = load_cluster(path)
+    names = {group.name: f"other-{group.name}" for group in cluster.groups}
+    named = replace(
+        cluster,
+        groups=tuple(
+            replace(g, name=names[g.name], hosts=tuple(g.host(k) for k in range(g.count))) for g in cluster.groups
+        ),
+        links_between={pair(names[a], names[b]): link for (a, b), link in cluster.links_between.items()},
+    )
+    assert differences(cluster, named) == ("groups of nodes have other names or another order",)
+    turned = replace(cluster, groups=cluster.groups[::-1])
+    assert differences(cluster, turned) == (
+        ("groups of nodes have other names or another order",) if len(cluster.groups) > 1 else ()
+    )
+    listed = tuple(replace(g, hosts=tuple(g.host(k) for k in range(g.count))) for g in cluster.groups)
+    assert differences(cluster, replace(cluster, groups=listed)) == (
+        ("the same nodes and links are written in another way",) if listed != cluster.groups else ()
+    )
+    for group in cluster.groups:
+        two = replace(group, devices=(*group.devices, ("A9", 1)))
+        kinds = {**cluster.device_types, "A9": replace(next(iter(cluster.device_types.values())), name="A9")}
+        old, new = (
+            replace(cluster, groups=tuple(one if g is group else g for g in cluster.groups), device_types=kinds)
+            for one in (two, replace(two, devices=two.devices[::-1]))
+        )
+        assert differences(old, new) == (f"devices of a node of {group.name} are in another order",)
+
+
 @pytest.mark.parametrize(
     ("action", "old", "is_running", "decided"),
     [
@@ -202,6 +341,22 @@ def test_a_decision(action: str, old: float | None, is_running: bool, decided: D
     found, why = decide(action, old, 0.9, 0.03, is_running=is_running)
     assert found == decided
     assert "predicted at 900 ms" in why
+
+
+def test_a_decision_says_figures_that_bear_it_out() -> None:
+    rng = random.Random(4)
+    for _ in range(500):
+        margin = rng.choice([0.0, 0.001, 0.03, 0.1])
+        gain = rng.choice([margin, 0.0]) + rng.choice([-1, 1]) * 10 ** rng.uniform(-7, -1)
+        decided, why = decide("plan", 1.0, 1 - gain, margin)
+        assert decided == (Decided.PLANNED if gain >= margin else Decided.KEPT)
+        figures = [float(figure) for figure in re.findall(r"(-?[\d.]+)%", why)]
+        assert ("over the plan that is there" in why) == (gain < 0)
+        if gain < 0:
+            assert figures == [pytest.approx(-100 * gain, abs=0.051)]
+            assert figures[0] > 0
+        elif gain < margin:
+            assert figures[0] < figures[1] == pytest.approx(100 * margin, abs=0.051)
 
 
 def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
@@ -229,3 +384,42 @@ def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     next((tmp_path / "watch").glob("*.json")).write_text("{")
     with pytest.raises(DejavuError, match="is no record of a plan"):
         _ = notes.planned
+
+
+def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
+    decisions = [
+        Decision(f"2026-01-0{k}T00:00:00+00:00", "gpt", "x × y", "", "f", None, 0.5, 0.03, "planned", "y", "r")
+        for k in range(1, 4)
+    ]
+    notes.decided(decisions[0])
+    path = tmp_path / "watch" / "decisions.jsonl"
+    one = path.read_bytes()
+    for stop in range(len(one)):
+        path.write_bytes(one + one[:stop])
+        assert list(Notes.decisions(tmp_path)) == decisions[:1]
+        path.write_bytes(one[:stop])
+        assert not list(Notes.decisions(tmp_path))
+    for stop in range(0, len(one), 20):
+        path.write_bytes(one + one[:stop])
+        notes.decided(decisions[1])
+        notes.decided(decisions[2])
+        assert list(Notes.decisions(tmp_path)) == decisions
+    for damaged in (b"{", b"", b"[]", b"3", b'{"question": 1}', b"\xff", one[:-20], b'{"a": 1}'):
+        path.write_bytes(one + damaged + b"\n" + one)
+        with pytest.raises(DejavuError, match=r"line 2 of .*decisions\.jsonl is no record of a decision"):
+            list(Notes.decisions(tmp_path))
+
+
+def test_damaged_notes_of_links_are_said(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
+    assert notes.links == {"usual": {}, "slow": {}}
+    notes.tried({"a": {"b": 0.5}}, {"a": 4.0})
+    assert notes.links == {"usual": {"a": {"b": 0.5}}, "slow": {"a": 4.0}}
+    (path,) = (tmp_path / "watch").glob("*-links.json")
+    whole = path.read_bytes()
+    damages = [whole[:stop] for stop in range(len(whole.rstrip()))]
+    for damaged in (*damages, b"[]", b"3", b"{}", b'{"usual": {}}', b'{"usual": {"a": 1}, "slow": {}}', b"\xff"):
+        path.write_bytes(damaged)
+        with pytest.raises(DejavuError, match=r"-links\.json is no record of links .*; delete it"):
+            _ = notes.links

@@ -7,7 +7,7 @@ read as octal. Prefixes are exact: 1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -113,25 +113,39 @@ def _unit_hint(unit: str, units: Mapping[str, Fraction]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def format_seconds(duration_seconds: float) -> str:
-    """Format with three digits in a suitable unit: `0.0451` -> `45.1 ms`."""
+def format_seconds(duration_seconds: float, digits: int = 3) -> str:
+    """Format with three digits, or so many, in a suitable unit: `0.0451` -> `45.1 ms`."""
     units = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-    return _format(duration_seconds, units, zero="0 s")
+    return _format(duration_seconds, units, zero="0 s", digits=digits)
 
 
-def format_bytes(size_bytes: float) -> str:
-    """Format with three digits and binary prefixes: `151397597184` -> `141 GiB`."""
-    return _format(size_bytes, {"B": 1.0} | {f"{p}B": float(f) for p, f in _BINARY.items()}, zero="0 B")
+def format_bytes(size_bytes: float, digits: int = 3) -> str:
+    """Format with three digits, or so many, and binary prefixes: `151397597184` -> `141 GiB`."""
+    return _format(size_bytes, {"B": 1.0} | {f"{p}B": float(f) for p, f in _BINARY.items()}, zero="0 B", digits=digits)
 
 
-def format_bytes_per_second(rate_bytes_per_second: float) -> str:
-    """Format with three digits and decimal prefixes: `3e11` -> `300 GB/s`."""
-    return _format(rate_bytes_per_second, _decimal_units("B/s"), zero="0 B/s")
+def format_bytes_per_second(rate_bytes_per_second: float, digits: int = 3) -> str:
+    """Format with three digits, or so many, and decimal prefixes: `3e11` -> `300 GB/s`."""
+    return _format(rate_bytes_per_second, _decimal_units("B/s"), zero="0 B/s", digits=digits)
 
 
-def format_flops_per_second(rate_flops_per_second: float) -> str:
-    """Format with three digits and decimal prefixes: `3.12e14` -> `312 TFLOP/s`."""
-    return _format(rate_flops_per_second, _decimal_units("FLOP/s"), zero="0 FLOP/s")
+def format_flops_per_second(rate_flops_per_second: float, digits: int = 3) -> str:
+    """Format with three digits, or so many, and decimal prefixes: `3.12e14` -> `312 TFLOP/s`."""
+    return _format(rate_flops_per_second, _decimal_units("FLOP/s"), zero="0 FLOP/s", digits=digits)
+
+
+def told_apart(first: float, second: float, form: Callable[[float, int], str]) -> tuple[str, str]:
+    """Format two quantities with three digits, or as many as it takes to see which of them is which.
+
+    Args:
+        form: of a quantity and a number of digits.
+    """
+    shown = form(first, 3), form(second, 3)
+    for digits in range(4, 18):  # 17 tell any two numbers apart
+        if first == second or shown[0] != shown[1]:
+            break
+        shown = form(first, digits), form(second, digits)
+    return shown
 
 
 def scale_of_seconds(largest_seconds: float) -> tuple[float, str]:
@@ -155,7 +169,7 @@ def _decimal_units(word: str) -> dict[str, float]:
     return {f"{prefix}{word}": float(factor) for prefix, factor in _DECIMAL.items() if prefix != "K"}
 
 
-def _format(value: float, units: Mapping[str, float], zero: str) -> str:
+def _format(value: float, units: Mapping[str, float], zero: str, digits: int) -> str:
     """`units` from small to large."""
     if value == 0:
         return zero
@@ -163,16 +177,16 @@ def _format(value: float, units: Mapping[str, float], zero: str) -> str:
         return f"{value} {zero.split()[1]}"
     names = list(units)
     index = max((i for i, unit in enumerate(units.values()) if unit <= abs(value)), default=0)
-    digits = _three_digits(value / units[names[index]])
+    number = _rounded(value / units[names[index]], digits)
     # 999.7 ms rounds to 1000 ms: that is 1 s.
-    if index + 1 < len(names) and abs(float(digits)) * units[names[index]] >= units[names[index + 1]] * (1 - 1e-12):
+    if index + 1 < len(names) and abs(float(number)) * units[names[index]] >= units[names[index + 1]] * (1 - 1e-12):
         index += 1
-        digits = _three_digits(value / units[names[index]])
-    return f"{digits} {names[index]}"
+        number = _rounded(value / units[names[index]], digits)
+    return f"{number} {names[index]}"
 
 
-def _three_digits(value: float) -> str:
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+def _rounded(value: float, digits: int) -> str:
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -99,8 +99,7 @@ class DeviceSlowed:
         return replace(now, slowness=others if self.factor == 1 else {**others, (self.host, self.index): self.factor})
 
     def __str__(self) -> str:
-        name = f"device {self.index} of {self.host}"
-        return f"{name} is as fast as before" if self.factor == 1 else f"{name} takes {self.factor:.2g} × as long"
+        return _slowness_of(f"device {self.index} of {self.host}", self.factor)
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,13 @@ class LinkSlowed:
         return replace(now, link_slowness=others if self.factor == 1 else {**others, self.host: self.factor})
 
     def __str__(self) -> str:
-        name = f"the link of {self.host}"
-        return f"{name} is as fast as before" if self.factor == 1 else f"{name} takes {self.factor:.2g} × as long"
+        return _slowness_of(f"the link of {self.host}", self.factor)
+
+
+def _slowness_of(name: str, factor: float) -> str:
+    if factor == 1:
+        return f"{name} is as fast as before"
+    return f"{name} takes {factor:.2g} × as long" if factor < 99.5 else f"{name} takes {factor:.0f} × as long"
 
 
 ClusterChange = DeviceLost | HostLost | HostAdded | DeviceSlowed | LinkSlowed

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dejavu.foundation.errors import InputError
 from dejavu.simulation.result import OPTIMIZER, Event
-from dejavu.simulation.step import StageSeconds
+from dejavu.simulation.step import StageSeconds, check_rows
 
 
 class Sending(Enum):
@@ -126,11 +126,8 @@ def simulate_blocking(
             f"{S} stages, messages across {len(messages)} cuts, {num_microbatches} microbatches; "
             f"wanted a stage or more, messages across each of the cuts between them, a microbatch or more"
         )
-    for name, rows in (("stage", stages), ("messages across cut", messages)):
-        for k, row in enumerate(rows):
-            for field, value in vars(row).items():
-                if value is not None and not isinstance(value, tuple) and not 0.0 <= value < float("inf"):
-                    raise InputError(f"{field} of {name} {k} is {value}; wanted a finite number ≥ 0")
+    check_rows("stage", stages)
+    check_rows("messages across cut", messages)
     walk = _Walk(stages, messages, [_program(s, S, num_microbatches) for s in range(S)], sending)
     walk.run()
     begin = [max(walk.now_S)] * S if is_synchronized else walk.now_S

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -139,8 +140,8 @@ def simulate(
     ):
         if rows is not None and len(rows) != wanted:
             raise InputError(f"{name} has {len(rows)} rows for {S} stages on {P} pipeline ranks; wanted {wanted}")
-    _check("stage", stages)
-    _check("message across cut", messages)
+    check_rows("stage", stages)
+    check_rows("message across cut", messages)
     start_A, stop_A, times_M4 = simulate_actions(order, _costs(order, stages, messages, devices, links))
     if np.isnan(stop_A).any():
         raise DejavuError(f"{plan.schedule} of {S} stages and {plan.num_microbatches} microbatches waits for ever")
@@ -180,11 +181,17 @@ def _wait_for_other_copy(order: ActionTable, start_A: Floats, stop_A: Floats) ->
         stop_A[rows] += late
 
 
-def _check(name: str, rows: Sequence[StageSeconds] | Sequence[Message]) -> None:
+def check_rows(name: str, rows: Sequence[object]) -> None:
+    """Check the numbers of records, and of tuples of tuples in them.
+
+    Raises:
+        InputError: one is negative or not finite.
+    """
     for k, row in enumerate(rows):
         for field, value in vars(row).items():
-            if value is not None and not isinstance(value, tuple) and not 0.0 <= value < np.inf:
-                raise InputError(f"{field} of {name} {k} is {value}; wanted a finite number ≥ 0")
+            for number in chain.from_iterable(value) if isinstance(value, tuple) else (value,):
+                if number is not None and not 0.0 <= number < np.inf:
+                    raise InputError(f"{field} of {name} {k} is {number}; wanted a finite number ≥ 0")
 
 
 def _costs(

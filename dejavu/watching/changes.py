@@ -1,21 +1,57 @@
-"""What differs between two clusters, as sentences."""
+"""What differs between two clusters, as sentences.
+
+Links and nodes are compared where they are of the same hosts, whatever their groups are called, and else where groups
+have the same name.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
-from dejavu.cluster import Cluster, DeviceType, Link, pair
+from dejavu.cluster import Cluster, Link, NodeGroup, pair
 from dejavu.foundation import units
 from dejavu.foundation.units import plural
+
+Form = Callable[[float, int], str]
+_OF_NODES: tuple[tuple[str, str, str, Form], ...] = (
+    ("host memory", "host_memory", "size_bytes", units.format_bytes),
+    ("bandwidth of host memory", "host_memory", "bytes_per_second", units.format_bytes_per_second),
+    ("update bandwidth of host memory", "host_memory", "update_bytes_per_second", units.format_bytes_per_second),
+    ("NVMe", "nvme", "size_bytes", units.format_bytes),
+    ("reading bandwidth of NVMe", "nvme", "read_bytes_per_second", units.format_bytes_per_second),
+    ("writing bandwidth of NVMe", "nvme", "write_bytes_per_second", units.format_bytes_per_second),
+)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Hosts that are in both clusters, of one group of each; none: the groups only have the same name.
+
+    Attributes:
+        name: the group's now, or before where several groups have become one.
+    """
+
+    old: NodeGroup
+    new: NodeGroup
+    hosts: int
+    name: str
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether links between two nodes of it were there and are."""
+        return self.hosts > 1 or (self.old.name == self.new.name and min(self.old.count, self.new.count) > 1)
 
 
 def differences(old: Cluster, new: Cluster) -> tuple[str, ...]:
     """Say what a plan for `old` may not find in `new`; empty exactly where their fingerprints are equal."""
     if old.fingerprint == new.fingerprint:
         return ()
-    found = [*_hosts(old, new), *_types(old, new), *_links(old, new)]
-    return tuple(found) or ("groups of nodes have other names or another order",)
+    parts = _parts(old, new)
+    found = [*_hosts(old, new), *_nodes(parts), *_types(old, new), *_links(old, new, parts)]
+    return tuple(dict.fromkeys(found)) or (_of_writing(old, new),)
 
 
 def _hosts(old: Cluster, new: Cluster) -> Iterator[str]:
@@ -40,60 +76,94 @@ def _told(devices: Counter[str]) -> str:
     return ", ".join(f"{count} × {name}" for name, count in sorted(devices.items()))
 
 
+def _group_of_hosts(cluster: Cluster) -> dict[str, NodeGroup]:
+    return {group.host(node): group for group in cluster.groups for node in range(group.count)}
+
+
+def _parts(old: Cluster, new: Cluster) -> list[_Part]:
+    before, after = _group_of_hosts(old), _group_of_hosts(new)
+    hosts = Counter((before[host].name, group.name) for host, group in after.items() if host in before)
+    old_groups = {group.name: group for group in old.groups}
+    stayed = {name for _, name in hosts}
+    hosts.update({(g.name, g.name): 0 for g in new.groups if g.name in old_groups and g.name not in stayed})
+    of_new = Counter(name for _, name in hosts)
+    return [
+        _Part(old_groups[was], new.group(now), count, now if of_new[now] == 1 else was)
+        for (was, now), count in hosts.items()
+    ]
+
+
+def _nodes(parts: list[_Part]) -> Iterator[str]:
+    for part in parts:
+        old, new = part.old, part.new
+        for what, record, field, form in _OF_NODES:
+            was, now = (getattr(getattr(group, record), field, None) for group in (old, new))
+            yield from _changed(f"{what} of a node of {part.name}", was, now, form)
+        if old.cards != new.cards:
+            yield f"network cards of a node of {part.name}: {old.cards}, now {new.cards}"
+        if old.devices != new.devices and dict(old.devices) == dict(new.devices):
+            yield f"devices of a node of {part.name} are in another order"
+
+
+def _changed(what: str, was: float | None, now: float | None, form: Form) -> Iterator[str]:
+    """Say what a number was and is; None: it was not given."""
+    if was != now:
+        if was is None or now is None:
+            shown = tuple("not given" if number is None else form(number, 3) for number in (was, now))
+        else:
+            shown = units.told_apart(was, now, form)
+        yield f"{what}: {shown[0]}, now {shown[1]}"
+
+
 def _types(old: Cluster, new: Cluster) -> Iterator[str]:
     for name in sorted(old.device_types.keys() & new.device_types.keys()):
         before, after = old.device_types[name], new.device_types[name]
-        for what, was, now in (
-            ("memory", units.format_bytes(before.memory_bytes), units.format_bytes(after.memory_bytes)),
-            ("memory bandwidth", *map(_bandwidth, (before, after))),
-            ("peaks", *map(_peaks, (before, after))),
-        ):
-            if was != now:
-                yield f"{what} of {name}: {was}, now {now}"
+        yield from _changed(f"memory of {name}", before.memory_bytes, after.memory_bytes, units.format_bytes)
+        bandwidths = before.memory_bytes_per_second, after.memory_bytes_per_second
+        yield from _changed(f"memory bandwidth of {name}", *bandwidths, units.format_bytes_per_second)
+        was, now = before.peak_flops_per_second, after.peak_flops_per_second
+        for dtype in sorted(was.keys() | now.keys()):
+            peaks = was.get(dtype), now.get(dtype)
+            yield from _changed(f"peak {dtype} of {name}", *peaks, units.format_flops_per_second)
         rest = ("kind", "num_multiprocessors", "cache_bytes", "board_watts", "process_nanometres", "architecture")
         changed = [field for field in rest if getattr(before, field) != getattr(after, field)]
         if changed:
             yield f"{', '.join(changed)} of {name} changed"
 
 
-def _bandwidth(device: DeviceType) -> str:
-    return units.format_bytes_per_second(device.memory_bytes_per_second)
-
-
-def _peaks(device: DeviceType) -> str:
-    peaks = sorted(device.peak_flops_per_second.items())
-    return ", ".join(f"{dtype} {units.format_flops_per_second(peak)}" for dtype, peak in peaks)
-
-
-def _links(old: Cluster, new: Cluster) -> Iterator[str]:
-    inside = {group.name: group.link for group in old.groups}
-    for group in new.groups:
-        link = inside.get(group.name)
-        if link is not None and _speed(link) != _speed(group.link):
-            yield f"link inside a node of {group.name}: {link.describe()}, now {group.link.describe()}"
-    for names in sorted(new.links_between):
-        was, now = _link_before(old, new, names), new.links_between[names]
-        if was is not None and (was.bytes_per_second, was.latency_seconds) != (
-            now.bytes_per_second,
-            now.latency_seconds,
-        ):
-            between = f"two nodes of {names[0]}" if names[0] == names[1] else " and ".join(names)
-            yield f"link between {between}: {was.describe()}, now {now.describe()}"
+def _links(old: Cluster, new: Cluster, parts: list[_Part]) -> Iterator[str]:
+    for part in parts:
+        yield from _link_changed(f"inside a node of {part.name}", part.old.link, part.new.link)
+    for a, b in combinations_with_replacement(parts, 2):
+        was, now = _link_of(old, a.old, b.old), _link_of(new, a.new, b.new)
+        if was is not None and now is not None and (a is not b or a.has_pairs):
+            names = pair(a.name, b.name)
+            between = f"two nodes of {a.name}" if a.name == b.name else " and ".join(names)
+            yield from _link_changed(f"between {between}", was, now)
     if old.num_devices != new.num_devices:
         yield f"{plural(new.num_devices, 'device')} in all, and {old.num_devices} before"
 
 
-def _speed(link: Link) -> tuple[float, float]:
-    return link.bytes_per_second, link.latency_seconds
+def _link_of(cluster: Cluster, a: NodeGroup, b: NodeGroup) -> Link | None:
+    """Return the link between nodes of two groups; None: there is none in a group of one node."""
+    return None if a is b and a.count == 1 else cluster.links_between.get(pair(a.name, b.name))
 
 
-def _link_before(old: Cluster, new: Cluster, names: tuple[str, str]) -> Link | None:
-    """Return the link that was there between hosts of these two groups; None: one of them was not there."""
-    if names in old.links_between:
-        return old.links_between[names]
-    group_of = {group.host(node): group.name for group in old.groups for node in range(group.count)}
-    first, second = ([g.host(node) for node in range(g.count)] for name in names for g in new.groups if g.name == name)
-    ends = [next((host for host in hosts if host in group_of), "") for hosts in (first, second[::-1])]
-    if not all(ends) or ends[0] == ends[1]:
-        return None
-    return old.links_between.get(pair(*(group_of[host] for host in ends)))
+def _link_changed(where: str, was: Link, now: Link) -> Iterator[str]:
+    rates = was.bytes_per_second, now.bytes_per_second
+    latencies = was.latency_seconds, now.latency_seconds
+    if rates[0] != rates[1] or latencies[0] != latencies[1]:
+        shown = (
+            units.told_apart(*rates, units.format_bytes_per_second),
+            units.told_apart(*latencies, units.format_seconds),
+        )
+        before, after = (f"{rate} one way, {latency}" for rate, latency in zip(*shown, strict=True))
+        yield f"link {where}: {before}, now {after}"
+
+
+def _of_writing(old: Cluster, new: Cluster) -> str:
+    """Say what differs where hosts, devices and links are the same."""
+    before, after = ([(host, group.name) for host, group in _group_of_hosts(c).items()] for c in (old, new))
+    if before != after:
+        return "groups of nodes have other names or another order"
+    return "the same nodes and links are written in another way"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import format_seconds, told_apart
 
 
 class Decided(StrEnum):
@@ -62,16 +62,23 @@ def decide(
         old_step_seconds: None: the plan that is there cannot run on the changed cluster.
         is_running: a training runs under the plan that is there.
     """
-    new = format_seconds(new_step_seconds)
+    step = f"the new plan's step is predicted at {format_seconds(new_step_seconds)}"
     if old_step_seconds is not None:
         gain = 1 - new_step_seconds / old_step_seconds
-        compared = f"the new plan's step is predicted at {new}, {gain:.1%} under the plan that is there"
+        if gain < 0:
+            return Decided.KEPT, f"{step}, {told_apart(-gain, 0.0, _percent)[0]} over the plan that is there"
         if gain < margin:
-            return Decided.KEPT, f"{compared}: less than the margin of {margin:.1%}"
+            found, least = told_apart(gain, margin, _percent)
+            return Decided.KEPT, f"{step}, {found} under the plan that is there: less than the margin of {least}"
+        compared = f"{step}, {_percent(gain)} under the plan that is there"
     else:
-        compared = f"the plan that is there cannot run on what is left; the new plan's step is predicted at {new}"
+        compared = f"the plan that is there cannot run on what is left; {step}"
     if action == "notify":
         return Decided.NOTIFIED, f"{compared}; `replan: {{action: notify}}` changes nothing by itself"
     if action == "migrate" and is_running:
         return Decided.PLANNED, f"{compared}; a training that runs follows the devices that it sees by itself"
     return Decided.PLANNED, f"{compared}; trainings from now on use it"
+
+
+def _percent(share: float, digits: int = 3) -> str:
+    return f"{share:.{digits - 2}%}"

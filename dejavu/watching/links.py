@@ -16,6 +16,7 @@ REPEATS = 3  # of each message; the fastest counts
 NEIGHBOURS = 3  # that each host hears from: a slow host is slow from all of them
 MOST_SECONDS = 20.0  # a message that takes longer is broken off, and counts as this long
 SLOW_LINK, RECOVERED_LINK = 3.0, 1.7  # times as long as usual: a message's time varies more than a pass's
+OTHER_LINK = 2.0  # times as long as is known of a slow link, or as short: it is another slowness
 
 Tried = Mapping[str, Mapping[str, float]]  # by host: the seconds of a message from each of some other hosts
 
@@ -102,7 +103,7 @@ def fastest(usual: Tried, tried: Tried) -> dict[str, dict[str, float]]:
 
 
 def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[str, float]:
-    """Return the hosts whose links to all others have become slower, or as fast as usual.
+    """Return the hosts whose links to all others have become slower, less slow, or as fast as usual.
 
     A host is slow that hears all others slowly, or that all others hear slowly: it may not have answered in time
     itself. Messages with a host that is known to be slow say nothing of the other end; of two hosts, one is named.
@@ -119,11 +120,18 @@ def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[s
         factor = _factor_of(host, usual, tried, slow)
         if factor is None:
             continue
-        if known.get(host, 1.0) == 1 and factor > SLOW_LINK:
-            found[host] = float(f"{factor:.1g}")
-        elif known.get(host, 1.0) != 1 and factor < RECOVERED_LINK:
-            found[host] = 1.0
+        changed = _changed(known.get(host, 1.0), factor)
+        if changed is not None:
+            found[host] = changed
     return found
+
+
+def _changed(known: float, factor: float) -> float | None:
+    """Return the new slowness of a host's links; None: it is the known one, as far as messages can tell."""
+    if known != 1 and factor < RECOVERED_LINK:
+        return 1.0
+    is_other = factor > SLOW_LINK if known == 1 else not known / OTHER_LINK <= factor <= known * OTHER_LINK
+    return float(f"{factor:.1g}") if is_other else None
 
 
 def _factor_of(host: str, usual: Tried, tried: Tried, left_out: Container[str]) -> float | None:

@@ -85,9 +85,22 @@ class Notes:
 
     @property
     def links(self) -> dict[str, Any]:
-        """What `tried` kept; nothing was tried yet: both empty."""
+        """What `tried` kept; nothing was tried yet: both empty.
+
+        Raises:
+            DejavuError: the file is damaged.
+        """
         path = self._folder / f"{self.key}-links.json"
-        return json.loads(path.read_text()) if path.is_file() else {"usual": {}, "slow": {}}
+        try:
+            content = json.loads(path.read_text())
+            usual = {host: _numbers(heard) for host, heard in content["usual"].items()}
+            return {"usual": usual, "slow": _numbers(content["slow"])}
+        except FileNotFoundError:
+            return {"usual": {}, "slow": {}}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DejavuError(
+                f"{path} is no record of links ({error}); delete it, and the next look learns what is usual"
+            ) from error
 
     def tried(self, usual: Mapping[str, Mapping[str, float]], slow: Mapping[str, float]) -> None:
         """Keep the usual seconds of messages between hosts, and how many times slower some hosts' links are."""
@@ -95,16 +108,33 @@ class Notes:
         write_json(self._folder / f"{self.key}-links.json", {"usual": usual, "slow": slow})
 
     def decided(self, decision: Decision) -> None:
-        """Append a decision."""
+        """Append a decision, in place of one that was half written."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "decisions.jsonl").open("a") as file:
-            file.write(json.dumps({"question": self.key, **asdict(decision)}) + "\n")
+        with (self._folder / "decisions.jsonl").open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps({"question": self.key, **asdict(decision)}).encode() + b"\n")
 
     @staticmethod
     def decisions(work: Path) -> Iterator[Decision]:
-        """Read every decision of a project, the oldest first."""
+        """Read every decision of a project, the oldest first; a last line that is half written is left out.
+
+        Raises:
+            DejavuError: another line is damaged.
+        """
         path = work / "watch" / "decisions.jsonl"
-        for line in path.read_text().splitlines() if path.is_file() else ():
-            content = json.loads(line)
-            del content["question"]
-            yield Decision(**content)
+        *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+        for number, line in enumerate(lines, 1):
+            try:
+                content = json.loads(line)
+                del content["question"]
+                decision = Decision(**content)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DejavuError(
+                    f"line {number} of {path} is no record of a decision ({error}); delete the line"
+                ) from error
+            yield decision
+
+
+def _numbers(content: Any) -> dict[str, float]:
+    return {name: float(number) for name, number in content.items()}

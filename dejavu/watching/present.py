@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +69,7 @@ def as_present(cluster: Cluster, workers: Iterable[WorkerDevices]) -> Cluster:
 
     A device of a file that this process cannot recognise (a CPU core, or a type that the file describes) counts as
     there while its host has as many devices of its kind; a GPU of the catalogue has to be of the type that is written.
+    A host of the file has no more devices than the file gives it.
 
     Raises:
         InputError: no host of the cluster has a worker, and no other host either.
@@ -122,21 +124,31 @@ def _worker_of(host: str, workers: list[WorkerDevices]) -> WorkerDevices | None:
 
 
 def _found_of(group: NodeGroup, types: Mapping[str, DeviceType], worker: WorkerDevices) -> tuple[tuple[str, int], ...]:
-    """Return the devices of a node as its worker has them, in the group's order."""
-    left = {kind.name: count for kind, count in worker.devices}
+    """Return the devices of a node as its worker has them, in the group's order, and no more than the group has.
+
+    GPUs of another type stand for those that are missing.
+    """
+    left = Counter({kind.name: count for kind, count in worker.devices})
     kinds = {kind.name: kind.kind for kind, _ in worker.devices}
-    found = []
+    found: Counter[str] = Counter()
+    missing = 0
     for name, count in group.devices:
         written = types[name]
         recognisable = written.kind != "cpu" and written.source == "catalogue"
         same = [other for other in left if (other == name if recognisable else kinds[other] == written.kind)]
-        there = min(count, sum(left[other] for other in same))
-        if there:
-            found.append((name, there))
-        for other in same:
-            left[other] -= min(left[other], there)
-    replaced = [(other, n) for other, n in left.items() if n and kinds[other] != "cpu"]
-    return (*found, *replaced)
+        found[name] = _taken(left, same, count).total()
+        missing += count - found[name] if written.kind != "cpu" else 0
+    found += _taken(left, [other for other in left if kinds[other] != "cpu"], missing)
+    return tuple(found.items())
+
+
+def _taken(left: Counter[str], names: Iterable[str], most: int) -> Counter[str]:
+    """Take devices of these types out of what is left, at most so many, and return how many of each."""
+    taken: Counter[str] = Counter()
+    for name in names:
+        taken[name] = min(left[name], most - taken.total())
+    left.subtract(taken)
+    return taken
 
 
 def _add(groups: list[NodeGroup], types: dict[str, DeviceType], worker: WorkerDevices) -> None:
@@ -148,7 +160,8 @@ def _add(groups: list[NodeGroup], types: dict[str, DeviceType], worker: WorkerDe
             all(kind == "cpu" for kind, _ in written)
             and [(kind.kind, count) for kind, count in worker.devices] == written
         ):
-            groups[k] = replace(group, count=group.count + 1, hosts=(*group.hosts, worker.names[0]))
+            hosts = (*(group.host(node) for node in range(group.count)), worker.names[0])
+            groups[k] = replace(group, count=len(hosts), hosts=hosts)
             return
     types |= {kind.name: kind for kind, _ in worker.devices if kind.name not in types}
     link = groups[0].link if groups else Link(UNKNOWN_BYTES_PER_SECOND, NETWORK_LATENCY_SECONDS, assumed=True)
