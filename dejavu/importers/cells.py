@@ -16,7 +16,8 @@ MOST = 2**40  # of a size or a count; more is no such thing
 
 def numbers_of(values: pd.Series) -> NDArray[np.float64]:
     """Return each cell as a number, also where it is the text of one; NaN where it is missing or none."""
-    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    numbers: NDArray[np.float64] = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    return numbers
 
 
 def texts_of(values: pd.Series) -> NDArray[np.object_]:

@@ -53,10 +53,8 @@ def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     for start, frame in _pieces(path, columns):
         device = texts_of(frame[nodes]) if nodes else path.resolve().parent.name
         counts = {column: cells_of(frame[column]) for column in _COUNTS}
-        operations = texts_of(frame["collective"])
-        yield frame.assign(
-            **counts, row=start + np.arange(len(frame)), device=device, collective=operations, ms=frame[time]
-        )
+        names = texts_of(frame["collective"])
+        yield frame.assign(**counts, row=start + np.arange(len(frame)), device=device, collective=names, ms=frame[time])
 
 
 def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
@@ -75,7 +73,7 @@ def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     gated = _gated(path) if "model" in found else {}
     columns = [*_COMPUTE, *(["model"] if "model" in found else [])]
     for start, frame in _pieces(path, columns):
-        models = texts_of(frame["model"]) if "model" in frame else [""] * len(frame)
+        models = texts_of(frame["model"]).tolist() if "model" in frame else [""] * len(frame)
         yield frame.assign(
             **{column: texts_of(frame[column]) for column in ("device", "op")},
             **{column: cells_of(frame[column]) for column in ("M", "N", "K")},
