@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,6 +69,10 @@ class Metis(Importer):
             "repeats": 1,
         }
         model = self.model or profile.model or file.parent.resolve().name
+        try:
+            model.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{file}: the model's name is {model!r}; wanted Unicode without surrogates") from error
         yield self._layers(profile, model, settings)
         if profile.totals_ms:
             yield self._totals(profile, model, settings)
@@ -172,7 +177,7 @@ def _content(file: Path) -> dict[str, Any]:
     if size > _MOST_BYTES:
         raise InputError(f"{file} has {size:,} bytes; wanted at most {_MOST_BYTES:,}")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is no JSON: {error}") from error
     if not isinstance(content, dict):
@@ -212,4 +217,9 @@ def _per_layer(file: Path, section: Any, place: str, name: str, num_layers: int)
 def _number(file: Path, place: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{file}: {place} is {value!r:.60}; wanted a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InputError(
+            f"{file}: {place} is {value!r:.60}…; wanted a number, at most {sys.float_info.max:g}"
+        ) from error

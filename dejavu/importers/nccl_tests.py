@@ -51,6 +51,7 @@ _ITERATIONS = re.compile(r"\biters: (\d+)")
 _MOST_LINE_BYTES = 64 * 1024
 _MOST_READ = 4096  # of a line; rows and heads have 200 characters, a launcher's command line more
 _MOST_RANKS = 65_536
+_MOST_INTEGER = 2**63 - 1  # the database's columns hold no more
 
 
 @dataclass
@@ -84,7 +85,7 @@ class NcclTests(Importer):
             if (words := _words_of_row(line)) is None:
                 if told is not None and ("Collective test starting" in line or _RANK.search(line)):
                     raise InputError(f"{file}: line {number} begins a second test; wanted one test's output in a file")
-                _read_head(head, line)
+                _read_head(head, line, f"{file}: line {number}")
                 continue
             if told is None:
                 told = self._told(file, head)
@@ -163,6 +164,7 @@ class NcclTests(Importer):
         rows: list[tuple[int, int, str, float]] = []
         bad: list[BadRow] = []
         empty = 0
+        sent_by_all = collective.num_ranks if collective.name == "all_to_all" else 1
         for number, words in lines:
             place = f"{path}: line {number}"
             try:
@@ -174,13 +176,12 @@ class NcclTests(Importer):
                 continue
             if errors not in ("0", "N/A"):
                 bad.append(BadRow(place, f"#wrong is {errors}; wanted 0: the collective gave wrong results"))
-            elif size < 0:
-                bad.append(BadRow(place, f"size is {size}; wanted 0 or more"))
+            elif not 0 <= size * sent_by_all <= _MOST_INTEGER:
+                bad.append(BadRow(place, f"size is {size:.12g}; wanted 0 to {_MOST_INTEGER // sent_by_all:,}"))
             elif size == 0:
                 empty += 1
             else:
                 rows.append((number, size, dtype, seconds))
-        sent_by_all = collective.num_ranks if collective.name == "all_to_all" else 1
         table = self.table(
             len(rows),
             kind="collective",
@@ -228,7 +229,7 @@ def _words_of_row(line: str) -> list[str] | None:
     return words if is_row else None
 
 
-def _read_head(head: _Head, line: str) -> None:
+def _read_head(head: _Head, line: str, place: str) -> None:
     if match := _RANK.search(line):
         if len(head.ranks) < _MOST_RANKS:
             head.ranks.append((int(match["rank"]), int(match["group"] or 0), match["host"], match["device"]))
@@ -238,6 +239,8 @@ def _read_head(head: _Head, line: str) -> None:
         return
     if match := _ITERATIONS.search(re.sub(r"warmup iters: \d+|agg iters: \d+", "", line)):
         head.iterations = int(match[1])
+        if head.iterations > _MOST_INTEGER:
+            raise InputError(f"{place}: iters is {match[1]:.60}; wanted at most {_MOST_INTEGER:,}")
     if "Collective test starting" in line:
         head.programs[:] = _PROGRAM.findall(line)  # surer than a command line or a path
     elif head.columns is None and not any(program in PROGRAMS for program in head.programs):

@@ -20,6 +20,7 @@ from dejavu.profiles.plausible import (
     MOST_OF_PEAK_MEMORY,
     SLOWEST_RATIO,
     STARTUP_SECONDS,
+    impossible_rows,
 )
 
 # A layer's time from other layers', which differ more than other sizes of a message do (an embedding beside transformer
@@ -28,7 +29,10 @@ LAYER_RATIO = 500.0
 
 
 def bad_rows(batch: Batch) -> dict[int, BadRow]:
-    """Return the rows of the table that cannot be measurements, by their number in it."""
+    """Return the rows of the table that cannot be measurements, by their number in it.
+
+    All rows that `ProfileDatabase.append` rejects are among them.
+    """
     seconds = pc.fill_null(batch.table["seconds"], float("nan")).to_numpy()
     found: dict[int, BadRow] = {}
 
@@ -36,10 +40,8 @@ def bad_rows(batch: Batch) -> dict[int, BadRow]:
         for row in np.flatnonzero(mask):
             if int(row) not in found:
                 bound = "" if bound_seconds is None else f" {bound_seconds[row] / batch.time_seconds:g}"
-                found[int(row)] = BadRow(
-                    f"{batch.place(int(row))} ({_what(batch, int(row))})",
-                    f"{batch.time_name} is {seconds[row] / batch.time_seconds:g}; wanted {wanted}{bound}",
-                )
+                time = f"{batch.time_name} is {seconds[row] / batch.time_seconds:g}"
+                found[int(row)] = _bad(batch, int(row), f"{time}; wanted {wanted}{bound}")
 
     flag(~(np.isfinite(seconds) & (seconds > 0)), "a finite time above 0")
     floor = np.full(len(seconds), LEAST_SECONDS)
@@ -51,16 +53,19 @@ def bad_rows(batch: Batch) -> dict[int, BadRow]:
         flag(kernels & (seconds < least), "what the device's peaks allow: no less than", least)
         slow = f"at most {SLOWEST_RATIO:g} × what the device's peaks and a start take:"
         flag(kernels & (seconds > slowest), slow, slowest)
+    for row, problem in impossible_rows(batch.table).items():
+        found.setdefault(row, _bad(batch, row, problem))
     if not kernels.all():
-        low, high = _neighbours(batch, seconds)
+        usable = np.where(np.isin(np.arange(len(seconds)), list(found)), np.nan, seconds)  # the others are neighbours
+        low, high = _neighbours(batch, usable)
         flag(~kernels & (seconds < low), "what its neighbours allow: at least", low)
         flag(~kernels & (seconds > high), "what its neighbours allow: at most", high)
     return found
 
 
-def _what(batch: Batch, row: int) -> str:
+def _bad(batch: Batch, row: int, problem: str) -> BadRow:
     kind, name, device_type = (batch.table[column][row].as_py() for column in ("kind", "name", "device_type"))
-    return f"{kind} {name!r} on {device_type}"
+    return BadRow(f"{batch.place(row)} ({kind} {name!r} on {device_type})", problem)
 
 
 def _kernel_bounds(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from dejavu.importers._base import BadRow, Batch, Importer, counted
-from dejavu.importers.alpa.files import COLUMNS, WANTED, parquet_pieces, pickle_pieces
+from dejavu.importers.alpa.files import COLUMNS, FLAGS, WANTED, parquet_pieces, pickle_pieces
+from dejavu.importers.cells import flag_texts, numbers_of, whole
 from dejavu.importers.kernel_rows import kernel_columns, moved_bytes
 from dejavu.importers.sources import files_of
 from dejavu.profiles.collective import COLLECTIVES, Collective
@@ -56,13 +57,19 @@ class Alpa(Importer):
             yield self._batch(file, start, frame, device)
 
     def _batch(self, path: Path, start: int, frame: pd.DataFrame, device: str) -> Batch:
-        failed, noop = frame["failed"].to_numpy(bool), frame["is_noop"].to_numpy(bool) & ~frame["failed"].to_numpy(bool)
-        clamped = frame["is_monotone_clamped"].to_numpy(bool) & ~failed & ~noop
         problems = np.full(len(frame), None, dtype=object)
+        flag_texts("seconds", frame["seconds"], problems)
+        for flag in FLAGS:
+            flag_texts(flag, frame[flag], problems, wanted="true or false")
+        sound = np.array([problem is None for problem in problems], dtype=bool)
+        flags = {flag: sound & (numbers_of(frame[flag]) == 1) for flag in FLAGS}
+        failed = flags["failed"]
+        noop = flags["is_noop"] & ~failed
+        clamped = flags["is_monotone_clamped"] & ~failed & ~noop
         content: list[Kernel | Collective | None] = []
         for row, entry in enumerate(frame.loc[:, list(COLUMNS)].itertuples(index=False, name=None)):
             thing: Kernel | Collective | None = None
-            if not (failed[row] or noop[row] or clamped[row]):
+            if problems[row] is None and not (failed[row] or noop[row] or clamped[row]):
                 try:
                     thing = _thing(*entry)
                 except ValueError as error:
@@ -99,7 +106,7 @@ class Alpa(Importer):
 
     def _products(self, frame: pd.DataFrame, kernels: list[Kernel], device: str) -> pa.Table:
         columns = kernel_columns(kernels)
-        seconds = frame["seconds"].to_numpy(float)
+        seconds = numbers_of(frame["seconds"])
         how = "Alpa: n × n × n product, timed in XLA"
         return self.table(len(kernels), **columns, device_type=device, seconds=seconds, repeats=1, how=how)
 
@@ -115,7 +122,7 @@ class Alpa(Importer):
             dtype=[name for name, _ in dtypes],
             num_ranks=[collective.num_ranks for collective in collectives],
             size_bytes=elements * np.array([size for _, size in dtypes], dtype=np.int64),
-            seconds=frame["seconds"].to_numpy(float),
+            seconds=numbers_of(frame["seconds"]),
             repeats=1,
             how="Alpa: all groups at once, timed in XLA",
             extra=[collective.to_json() for collective in collectives],
@@ -123,7 +130,7 @@ class Alpa(Importer):
 
 
 def _thing(
-    nodes: int, devices_per_node: int, operation: str, groups: str, dtype: str, elements: int, _: float, flop: float
+    nodes: Any, devices_per_node: Any, operation: str, groups: str, dtype: str, elements: Any, _: Any, flop: Any
 ) -> Kernel | Collective:
     """Return what a point measured. Raises ValueError where it is unknown."""
     if dtype not in _DTYPES:
@@ -132,16 +139,16 @@ def _thing(
         return _product(flop, *_DTYPES[dtype])
     if operation not in COLLECTIVES:
         raise ValueError(f"unknown operator {operation!r}; wanted dot or one of {', '.join(COLLECTIVES)}")
-    if not (0 <= elements < 2**60 and elements == int(elements)):
-        raise ValueError(f"size_elements is {elements}; wanted a whole number, 0 or more")
-    return _collective(operation, groups, int(nodes), int(devices_per_node))
+    whole("size_elements", elements, least=0, most=2**60)
+    mesh = whole("mesh_nodes", nodes), whole("mesh_gpus_per_node", devices_per_node)
+    return _collective(operation, groups, *mesh)
 
 
 @lru_cache(maxsize=4096)
-def _product(flop: float, dtype: str, item_bytes: int) -> Kernel:
-    n = round((flop / 2) ** (1 / 3)) if math.isfinite(flop) and flop > 0 else 0
+def _product(flop: Any, dtype: str, item_bytes: int) -> Kernel:
+    n = round((flop / 2) ** (1 / 3)) if isinstance(flop, int | float) and math.isfinite(flop) and flop > 0 else 0
     if n < 1 or 2 * n**3 != flop:
-        raise ValueError(f"flop of a product is {flop}; wanted 2n³ for some n ≥ 1")
+        raise ValueError(f"flop of a product is {flop!r:.80}; wanted 2n³ for some n ≥ 1")
     read, written = 2.0 * n * n * item_bytes, 1.0 * n * n * item_bytes
     return Kernel(
         family="matmul", name="mm", dtype=dtype, m=n, n=n, k=n, flops=flop, read_bytes=read, written_bytes=written

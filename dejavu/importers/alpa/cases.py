@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from dejavu.foundation.errors import InputError
+from dejavu.importers.cells import whole
 from dejavu.plans import Problem, StageConfiguration
 from dejavu.plans.stage_costs import DenseCosts
 
+_WANTED = "a planner problem in Alpa's form"
+_NAMES = ("compute_cost", "max_n_succ_stages", "submesh_choices", "num_devices")
 _DEVICE = "device"
 _LABELS = tuple((recompute, zero) for recompute in (False, True) for zero in range(4))
 
@@ -29,14 +32,11 @@ def load_case(path: str | Path, num_microbatches: int) -> Problem:
     Raises:
         InputError: the file is not of this form.
     """
-    with np.load(path, allow_pickle=False) as data:
-        missing = {"compute_cost", "max_n_succ_stages", "submesh_choices", "num_devices"} - set(data.files)
-        if missing:
-            raise InputError(f"{path} has no {', '.join(sorted(missing))}; wanted a planner problem in Alpa's form")
-        seconds = data["compute_cost"].astype(np.float64)
-        successors = np.broadcast_to(data["max_n_succ_stages"].astype(np.int64), seconds.shape)
-        submeshes = data["submesh_choices"]
-        num_devices = int(data["num_devices"])
+    arrays = _arrays(path)
+    _check(path, arrays)
+    seconds = arrays["compute_cost"].astype(np.float64)
+    successors = np.broadcast_to(arrays["max_n_succ_stages"].astype(np.int64), seconds.shape)
+    submeshes, num_devices = arrays["submesh_choices"], int(arrays["num_devices"])
     L, _, S, _ = seconds.shape
     seconds, in_flight = _slots(seconds, np.maximum(successors + 1, 0))
     num_slots = seconds.shape[-1]
@@ -65,6 +65,45 @@ def load_case(path: str | Path, num_microbatches: int) -> Problem:
         num_microbatches=num_microbatches,
         use_all_devices=True,
     )
+
+
+def _arrays(path: str | Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: np.asarray(data[name]) for name in _NAMES if name in data.files}
+    except Exception as error:  # damaged bytes raise what numpy, zipfile and zlib happen to raise
+        raise InputError(f"{path} is no whole .npz file ({type(error).__name__}); wanted {_WANTED}") from error
+    missing = sorted(set(_NAMES) - set(arrays))
+    if missing:
+        raise InputError(f"{path} has no {', '.join(missing)}; wanted {_WANTED}")
+    return arrays
+
+
+def _check(path: str | Path, arrays: dict[str, np.ndarray]) -> None:
+    """Check that all are numbers, of shapes that go together. Raises InputError where they are not."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf":
+            raise InputError(f"{path}: {name} is of {array.dtype}; wanted numbers")
+    shape = arrays["compute_cost"].shape
+    if len(shape) != 4 or shape[0] != shape[1] or 0 in shape:
+        wanted = "(start, stop, submesh, config): as many starts as stops, and each 1 or more"
+        raise InputError(f"{path}: compute_cost has the shape {shape}; wanted {wanted}")
+    if arrays["max_n_succ_stages"].ndim:
+        _check_shape(path, arrays, "max_n_succ_stages", shape)
+    _check_shape(path, arrays, "submesh_choices", (shape[2], 2))
+    _check_shape(path, arrays, "num_devices", ())
+    for name in ("submesh_choices", "num_devices"):
+        for value in arrays[name].ravel().tolist():
+            try:
+                whole(name, value)
+            except ValueError as error:
+                raise InputError(f"{path}: {error}") from error
+
+
+def _check_shape(path: str | Path, arrays: dict[str, np.ndarray], name: str, wanted: tuple[int, ...]) -> None:
+    found = arrays[name].shape
+    if found != wanted:
+        raise InputError(f"{path}: {name} has the shape {found}; wanted {wanted}")
 
 
 def _slots(seconds: np.ndarray, in_flight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,12 +17,14 @@ import pandas as pd
 
 from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS
+from dejavu.importers.cells import cells_of, texts_of
 from dejavu.importers.restricted_pickle import MOST_BYTES, Record, read_plain
 from dejavu.importers.sources import check_columns, parquet_columns, parquet_frames
 
 RECORD = "alpa.mesh_profiling.MeshProfilingResult"
 WANTED = "Alpa's prof_database.pkl or its Parquet form"
 COLUMNS = ("mesh_nodes", "mesh_gpus_per_node", "op", "replica_groups", "dtype", "size_elements", "seconds", "flop")
+_NUMBERS = ("size_elements", "flop")
 FLAGS = ("is_noop", "is_monotone_clamped", "failed")
 
 _CLAMPED_SLACK = 1e-9  # relative; a multiple that Alpa computed differs from ours by rounding
@@ -43,10 +45,15 @@ class MeshProfile:
 
 
 def parquet_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Yield pieces with `COLUMNS` and `FLAGS`, and each one's first point. Raises InputError for other columns."""
+    """Yield pieces with `COLUMNS` and `FLAGS`, and each one's first point. Raises InputError for other columns.
+
+    Where a number or a flag is wanted and none was found, a cell is its text, or missing.
+    """
     check_columns(path, parquet_columns(path, WANTED), (*COLUMNS, *FLAGS))
     for start, frame in parquet_frames(path, (*COLUMNS, *FLAGS)):
-        yield start, frame.astype({"op": str, "dtype": str, "replica_groups": str})
+        texts = {column: texts_of(frame[column]) for column in ("op", "dtype", "replica_groups")}
+        numbers = {column: cells_of(frame[column]) for column in ("mesh_nodes", "mesh_gpus_per_node", *_NUMBERS)}
+        yield start, frame.assign(**texts, **numbers, **{flag: cells_of(frame[flag]) for flag in FLAGS})
 
 
 def pickle_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
@@ -117,7 +124,7 @@ def _entries(costs: Any, where: str) -> Iterator[tuple[tuple[tuple[Any, ...], st
 def _frame(operation: str, groups: tuple[Any, ...], dtype: str, points: list[Any], where: str) -> pd.DataFrame:
     for point in points:
         good = type(point) is tuple and len(point) == 2 and all(type(part) in (int, float) for part in point)
-        if not good or not abs(point[0]) < 2**62 or point[0] != int(point[0]):
+        if not good or not abs(point[0]) < 2**62 or point[0] != int(point[0]) or not _fits(point[1]):
             raise InputError(f"{where}: found a point {_short(point)}; wanted (whole size, seconds)")
     sizes = np.array([int(point[0]) for point in points], dtype=np.int64)
     seconds = np.array([float(point[1]) for point in points], dtype=np.float64)
@@ -139,6 +146,11 @@ def _frame(operation: str, groups: tuple[Any, ...], dtype: str, points: list[Any
             "failed": np.isposinf(seconds),
         }
     )
+
+
+def _fits(seconds: float) -> bool:
+    """Whether a float can hold it."""
+    return isinstance(seconds, float) or abs(seconds) < 2**62
 
 
 def _short(value: Any) -> str:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BadRow, Batch, Importer
+from dejavu.importers.cells import flag_texts, not_whole, numbers_of, texts_of
 from dejavu.importers.kernel_rows import devices_of, kernel_columns, moved_bytes
-from dejavu.importers.neusight.kernels import DTYPE, SIZE_COLUMNS, kernels_of
+from dejavu.importers.neusight.kernels import DTYPE, SIZE_COLUMNS, NeuSightError, kernels_of, outsize
 from dejavu.importers.sources import check_columns, files_of, parquet_columns, parquet_frames
 
 _WANTED = "NeuSight's kernels.parquet"
@@ -57,10 +58,10 @@ class NeuSight(Importer):
 
     def _batch(self, path: Path, start: int, frame: pd.DataFrame) -> Batch:
         problems = _problems(frame)
-        devices = devices_of(self.devices, frame["device"].astype(str).to_numpy(), problems)
+        devices = devices_of(self.devices, texts_of(frame["device"]), problems)
         good = np.array([problem is None for problem in problems], dtype=bool)
         kernels = kernels_of(frame[good])
-        seconds = pd.to_numeric(frame.loc[good, "latency_ms"], errors="coerce").to_numpy(dtype=float) / 1e3
+        seconds = numbers_of(frame.loc[good, "latency_ms"]) / 1e3
         columns = kernel_columns(kernels)
         table = self.table(
             len(kernels),
@@ -86,7 +87,7 @@ class NeuSight(Importer):
 def _problems(frame: pd.DataFrame) -> NDArray[np.object_]:
     """Return for each row why it is no kernel; None where it is one."""
     problems = np.full(len(frame), None, dtype=object)
-    operations = frame["op"].astype(str).to_numpy()
+    operations = texts_of(frame["op"])
     for operation in np.unique(operations):
         rows = np.flatnonzero(operations == operation)
         if operation not in SIZE_COLUMNS:
@@ -94,17 +95,32 @@ def _problems(frame: pd.DataFrame) -> NDArray[np.object_]:
             continue
         for column in SIZE_COLUMNS[operation]:
             least = 0 if column == "pad" else 1
-            wanted = f"wanted a whole number, {least} or more"
             if column not in frame.columns:
+                wanted = f"wanted a whole number, {least} or more"
                 problems[rows] = f"no column {column!r}, which {operation!r} needs; {wanted}"
                 continue
-            values = pd.to_numeric(frame[column].iloc[rows], errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-            for row in rows[~((values >= least) & (values == np.floor(values)) & (values < 2**40))]:
-                problems[row] = f"{column} of {operation!r} is {frame[column].iloc[row]}; {wanted}"
+            wrong = not_whole(f"{column} of {operation!r}", frame[column].iloc[rows], least)
+            problems[rows[list(wrong)]] = list(wrong.values())
+        if operation == "conv":
+            sound = rows[[problems[row] is None for row in rows]]
+            problems[sound] = _problems_of_convolutions(frame.iloc[sound])
     if "dtype" in frame.columns:
-        dtypes = frame["dtype"].astype(str).to_numpy()
-        for row in np.flatnonzero(~np.isin(dtypes, _DTYPES)):
+        dtypes = texts_of(frame["dtype"])
+        for row in np.flatnonzero(~pd.Series(dtypes).isin(_DTYPES)):
             problems[row] = f"dtype is {dtypes[row]!r}; wanted {_DTYPES[0]} ({DTYPE} with TF32 off)"
+    flag_texts("latency_ms", frame["latency_ms"], problems)
+    return problems
+
+
+def _problems_of_convolutions(frame: pd.DataFrame) -> list[str | None]:
+    sizes = zip(*(numbers_of(frame[column]) for column in ("insize", "ksize", "stride", "pad")), strict=True)
+    problems: list[str | None] = []
+    for size in sizes:
+        try:
+            outsize(*map(int, size))
+            problems.append(None)
+        except NeuSightError as error:
+            problems.append(str(error))
     return problems
 
 
@@ -112,4 +128,4 @@ def _torch_versions(frame: pd.DataFrame) -> list[str] | str:
     """`p2.1.0` -> `2.1.0`."""
     if "torch" not in frame.columns:
         return "unknown"
-    return ["unknown" if pd.isna(version) else str(version).removeprefix("p") for version in frame["torch"]]
+    return [version.removeprefix("p") or "unknown" for version in texts_of(frame["torch"])]

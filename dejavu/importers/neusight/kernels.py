@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.importers.cells import texts_of
 from dejavu.profiles.kernel import Kernel
 
 DTYPE = "float32"
@@ -57,11 +58,26 @@ def linear(m: int, reduced: int, n: int) -> Kernel:
 
 
 def convolution(images: int, cin: int, cout: int, ksize: int, insize: int, stride: int, pad: int) -> Kernel:
-    """Make the kernel of a convolution with square images and filters, as all of NeuSight's are."""
-    outsize = (insize + 2 * pad - ksize) // stride + 1
-    m, k = images * outsize**2, cin * ksize**2
+    """Make the kernel of a convolution with square images and filters, as all of NeuSight's are.
+
+    Raises:
+        NeuSightError: the filter is larger than the padded image.
+    """
+    m, k = images * outsize(insize, ksize, stride, pad) ** 2, cin * ksize**2
     kernel = Kernel(family="convolution", name="conv2d", dtype=DTYPE, m=m, n=cout, k=k, flops=2.0 * m * cout * k)
     return _moving(kernel, read=images * cin * insize**2 + k * cout, written=m * cout)
+
+
+def outsize(insize: int, ksize: int, stride: int, pad: int) -> int:
+    """Return the width of a convolution's output.
+
+    Raises:
+        NeuSightError: there is none: the filter is larger than the padded image.
+    """
+    padded = insize + 2 * pad
+    if ksize > padded:
+        raise NeuSightError(f"ksize of 'conv' is {ksize}; wanted at most {padded}, which is insize + 2 × pad")
+    return (padded - ksize) // stride + 1
 
 
 def row_wise(operation: str, rows: int, width: int) -> Kernel:
@@ -96,11 +112,12 @@ def kernels_of(frame: pd.DataFrame) -> list[Kernel]:
     Equal rows share one `Kernel`.
 
     Raises:
-        NeuSightError: an operation that is unknown, a column that is missing, or a size that is no whole number ≥ 1.
+        NeuSightError: an operation that is unknown, a column that is missing, a size that is no whole number ≥ 1, or
+            a convolution without an output.
     """
     if "op" not in frame.columns:
         raise NeuSightError(f"no column 'op' among {', '.join(map(str, frame.columns))}")
-    operations = frame["op"].astype(str).to_numpy()
+    operations = texts_of(frame["op"])
     unknown = sorted(set(operations) - set(SIZE_COLUMNS))
     if unknown:
         raise NeuSightError(f"unknown operations {', '.join(unknown)}; wanted some of {', '.join(SIZE_COLUMNS)}")

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from dejavu.importers import sources
 from dejavu.importers._base import BadRow, Batch, Importer, counted
+from dejavu.importers.cells import flag_texts, numbers_of, whole
 from dejavu.importers.kernel_rows import devices_of, kernel_columns, moved_bytes
 from dejavu.importers.vidur.files import (
     FILE_NAMES,
@@ -43,8 +44,8 @@ USUAL_DEVICES = {
     **dict.fromkeys(("a40", "a40_pairwise_nvlink"), "A40"),
 }
 _OPERATOR_RUNS, _COLLECTIVE_RUNS = 20, 3  # ACTIVE_STEPS of its mlp_wrapper.py and collectives_wrapper.py
+_TIME = "the median in ms"
 _ITEM_BYTES = 2  # float16
-_MOST = 2**40  # of a size or a count; more is no such thing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +113,11 @@ class Vidur(Importer):
     def _things(self, frame: pd.DataFrame, calls: list[tuple[Any, tuple[Any, ...]]]) -> tuple[list[Any], Any, Any]:
         """Return what each row measured (None: unknown), on which device, and what is wrong with it."""
         problems = np.full(len(frame), None, dtype=object)
+        if "problem" in frame:
+            problems[:] = [problem or None for problem in frame["problem"]]
+        flag_texts(_TIME, frame["ms"], problems)
         names = self.devices.knowing(USUAL_DEVICES)
-        devices = devices_of(names, frame["device"].astype(str).to_numpy(dtype=object), problems)
+        devices = devices_of(names, frame["device"].to_numpy(dtype=object), problems)
         things: list[Any] = []
         for row, (make, entry) in enumerate(calls):
             thing = None
@@ -133,7 +137,7 @@ def _batch(path: Path, frame: pd.DataFrame, table: pa.Table, used: Any, problems
         table=table,
         positions=rows[used],
         num_read=len(frame),
-        time_name="the median in ms",
+        time_name=_TIME,
         time_seconds=1e-3,
         bad=tuple(BadRow(f"{path}: row {row}", bad) for row, bad in zip(rows, problems, strict=True) if bad),
         **more,
@@ -141,7 +145,7 @@ def _batch(path: Path, frame: pd.DataFrame, table: pa.Table, used: Any, problems
 
 
 def _seconds(frame: pd.DataFrame) -> Any:
-    return pd.to_numeric(frame["ms"], errors="coerce").to_numpy(dtype=float) / 1e3
+    return numbers_of(frame["ms"]) / 1e3
 
 
 @lru_cache(maxsize=100_000)
@@ -149,9 +153,9 @@ def _kernel(operation: str, tokens: Any, reduced: Any, width: Any, gated: bool |
     """Return an operator's kernel; None where the file does not tell its work. Raises ValueError if not vidur's."""
     if operation not in OPERATORS:
         raise ValueError(f"unknown operator {operation!r}; wanted one of {', '.join(OPERATORS)}")
-    m, n = _whole("the tokens M", tokens), _whole("the width K", width)
+    m, n = whole("the tokens M", tokens), whole("the width K", width)
     if operation in PRODUCTS:
-        k = _whole("the reduced width N", reduced)
+        k = whole("the reduced width N", reduced)
         read, written, flops = m * k + k * n, m * n, 2 * m * n * k
         return _float16("matmul", "mm", m, n, k, flops=flops, read=read, written=written)
     if operation in NORMS:
@@ -183,17 +187,11 @@ def _float16(family: str, name: str, m: int, n: int, k: int, *, flops: int, read
 
 @lru_cache(maxsize=100_000)
 def _collective(operation: str, num_workers: Any, devices_per_node: Any, size: Any) -> Collective:
-    _whole("size", size)
+    whole("size", size)
     if operation not in COLLECTIVES:
         raise ValueError(f"unknown collective {operation!r}; wanted one of {', '.join(COLLECTIVES)}")
-    workers, each = _whole("num_workers", num_workers), _whole("devices_per_node", devices_per_node)
+    workers, each = whole("num_workers", num_workers), whole("devices_per_node", devices_per_node)
     if workers % each:
         raise ValueError(f"{workers} workers on nodes of {each}; wanted a multiple")
     ranks = (tuple(range(workers)),)
     return Collective(name=operation, replica_groups=ranks, mesh_nodes=workers // each, devices_per_node=each)
-
-
-def _whole(what: str, value: Any) -> int:
-    if isinstance(value, int | float) and 1 <= value < _MOST and value == int(value):
-        return int(value)
-    raise ValueError(f"{what} is {value}; wanted a whole number, 1 or more")

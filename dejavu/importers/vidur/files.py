@@ -1,7 +1,8 @@
 """The two forms of vidur's files, as frames of one form.
 
 Its own CSV files (`compute/<device>/<model>/mlp.csv` and `network/<nodes>/all_reduce.csv`; the columns are those that
-its `vidur/profiling` writes) have all operators of one number of tokens in a line; in Parquet each has a row.
+its `vidur/profiling` writes) have all operators of one number of tokens in a line; in Parquet each has a row. Where a
+number is wanted and none was found, a cell is its text, or None.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from dejavu.importers import sources
+from dejavu.importers.cells import cells_of, not_whole, numbers_of, texts_of
 
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -22,9 +23,11 @@ OPERATORS = (*PRODUCTS, *NORMS, "mlp_act", "add", "emb", "attn_rope")
 FILE_NAMES = ("*.parquet", "mlp.csv", "all_reduce.csv", "allreduce.csv", "send_recv.csv")
 WANTED = "vidur's compute or network profile: Parquet, or its mlp.csv, all_reduce.csv or send_recv.csv"
 _COMPUTE = ("device", "op", "M", "N", "K", "median_ms")
-_COMPUTE_CSV = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp", "num_tokens")
 _DEGREE = "num_tensor_parallel_workers"
-_NETWORK = ("collective", "num_workers", "devices_per_node", "size")
+_SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tokens", _DEGREE)
+_COMPUTE_CSV = (*_SIZES, "use_gated_mlp")
+_COUNTS = ("num_workers", "devices_per_node", "size")
+_NETWORK = ("collective", *_COUNTS)
 
 
 def columns_of(path: Path) -> list[str]:
@@ -48,14 +51,17 @@ def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     nodes = "topology" if "topology" in found else None
     columns = [*_NETWORK, time, *([nodes] if nodes else [])]
     for start, frame in _pieces(path, columns):
-        device = frame[nodes].astype(str) if nodes else path.resolve().parent.name
-        yield frame.assign(row=start + np.arange(len(frame)), device=device, ms=frame[time])
+        device = texts_of(frame[nodes]) if nodes else path.resolve().parent.name
+        counts = {column: cells_of(frame[column]) for column in _COUNTS}
+        names = texts_of(frame["collective"])
+        yield frame.assign(**counts, row=start + np.arange(len(frame)), device=device, collective=names, ms=frame[time])
 
 
 def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
-    """Yield a row for each operator: row, device, op, M tokens, N wide in, K wide out, gated (or None), ms.
+    """Yield a row for each operator: row, device, op, M tokens, N wide in, K wide out, gated (or None), ms, problem.
 
-    `gated` says whether the model multiplies its activation with a second product, as Llama does.
+    `gated` says whether the model multiplies its activation with a second product, as Llama does; `problem` why the
+    line's shapes are unknown, or is empty.
 
     Raises:
         InputError: other columns, or a file that breaks off.
@@ -67,9 +73,14 @@ def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     gated = _gated(path) if "model" in found else {}
     columns = [*_COMPUTE, *(["model"] if "model" in found else [])]
     for start, frame in _pieces(path, columns):
-        models = frame["model"].astype(str) if "model" in frame else [""] * len(frame)
+        models = texts_of(frame["model"]).tolist() if "model" in frame else [""] * len(frame)
         yield frame.assign(
-            row=start + np.arange(len(frame)), gated=[gated.get(model) for model in models], ms=frame["median_ms"]
+            **{column: texts_of(frame[column]) for column in ("device", "op")},
+            **{column: cells_of(frame[column]) for column in ("M", "N", "K")},
+            row=start + np.arange(len(frame)),
+            gated=[gated.get(model) for model in models],
+            ms=frame["median_ms"],
+            problem="",
         )
 
 
@@ -79,9 +90,14 @@ def _pieces(path: Path, columns: list[str]) -> Iterator[tuple[int, pd.DataFrame]
 
 def _gated(path: Path) -> dict[str, bool]:
     """Return by model whether its MLP is gated: its first product is twice as wide as its activation."""
-    wanted = [("op", "in", ["mlp_up_proj", "mlp_act"])]
-    table = pq.read_table(path, columns=["model", "op", "K"], filters=wanted).to_pandas()
-    widest = table.astype({"model": str, "op": str}).groupby(["model", "op"])["K"].max().unstack()
+    found = []
+    for _, frame in sources.parquet_frames(path, ("model", "op", "K")):
+        texts = {column: texts_of(frame[column]) for column in ("model", "op")}
+        piece = pd.DataFrame({**texts, "K": numbers_of(frame["K"])})
+        found.append(piece[piece["op"].isin(["mlp_up_proj", "mlp_act"]) & (piece["model"] != "")])
+    if not found:
+        return {}
+    widest = pd.concat(found).groupby(["model", "op"])["K"].max().unstack()
     if set(widest.columns) != {"mlp_up_proj", "mlp_act"}:
         return {}
     known = widest.dropna()
@@ -91,16 +107,21 @@ def _gated(path: Path) -> dict[str, bool]:
 def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     """A line of mlp.csv has one number of tokens; its operators' shapes follow from the model's."""
     times = {name: f"time_stats.{name}.median" for name in OPERATORS if f"time_stats.{name}.median" in found}
-    sources.check_columns(path, found, (*_COMPUTE_CSV, _DEGREE, *(times.values() or ["time_stats.mlp_up_proj.median"])))
+    sources.check_columns(path, found, (*_COMPUTE_CSV, *(times.values() or ["time_stats.mlp_up_proj.median"])))
     parts = path.resolve().parts
     device = parts[parts.index("compute") + 1] if "compute" in parts[:-2] else path.resolve().parent.name
-    for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, _DEGREE, *times.values())):
-        hidden, inner = frame["n_embd"], frame["n_expanded_embd"] / frame[_DEGREE]
-        queries_keys_values = hidden / frame["n_head"] * (frame["n_head"] + 2 * frame["n_kv_head"]) / frame[_DEGREE]
+    for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, *times.values())):
+        problems = _wrong_sizes(frame)
+        number = {column: numbers_of(frame[column]) for column in _SIZES}
+        hidden, degree, heads = number["n_embd"], number[_DEGREE], number["n_head"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inner = number["n_expanded_embd"] / degree
+            queries_keys_values = hidden / heads * (heads + 2 * number["n_kv_head"]) / degree
+            own_hidden = hidden / degree
         gated = frame["use_gated_mlp"].astype(str).str.lower() == "true"
         wide = {
             "attn_pre_proj": (hidden, queries_keys_values),
-            "attn_post_proj": (hidden / frame[_DEGREE], hidden),
+            "attn_post_proj": (own_hidden, hidden),
             "mlp_up_proj": (hidden, inner * np.where(gated, 2, 1)),
             "mlp_down_proj": (inner, hidden),
             "mlp_act": (np.nan, inner),
@@ -108,6 +129,16 @@ def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
         pieces = []
         for operation, time in times.items():
             n, k = wide.get(operation, (np.nan, hidden))
-            piece = {"row": start + np.arange(len(frame)), "device": device, "op": operation, "M": frame["num_tokens"]}
-            pieces.append(pd.DataFrame({**piece, "N": n, "K": k, "gated": gated, "ms": frame[time]}))
+            piece = {"row": start + np.arange(len(frame)), "device": device, "op": operation, "problem": problems}
+            shape = {"M": number["num_tokens"], "N": n, "K": k}
+            pieces.append(pd.DataFrame({**piece, **shape, "gated": gated, "ms": frame[time]}))
         yield pd.concat(pieces, ignore_index=True)
+
+
+def _wrong_sizes(frame: pd.DataFrame) -> list[str]:
+    """Return for each line which of its model's sizes is none; empty where all are."""
+    problems = [""] * len(frame)
+    for column in _SIZES:
+        for row, problem in not_whole(column, frame[column]).items():
+            problems[row] = problems[row] or problem
+    return problems
