@@ -19,6 +19,7 @@ from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import moved_cut
+from dejavu.planning.considered import considered_table
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
 from dejavu.planning.sentences import OTHER_WAYS, what_is_proved
@@ -119,6 +120,19 @@ def test_baselines_are_all_there_and_the_gain_is_over_the_best(choice: Choice) -
     fastest = min(row.best.step_seconds for row in choice.baselines.values() if row.best)
     assert choice.speedup == pytest.approx(fastest / choice.step_seconds)
     assert choice.speedup >= 1.0
+
+
+def test_a_plan_with_moved_cuts_is_not_called_the_baseline(choice: Choice) -> None:
+    row = next(row for row in choice.baselines.values() if row.best is not None and row.best.plan.cuts)
+    own = row.best
+    assert own is not None
+    moves = [moved_cut(own.plan, cut, move) for cut in range(len(own.plan.cuts)) for move in (-1, 1)]
+    moved = choice.candidate(next(plan for plan in moves if plan is not None))
+    for chosen, is_moved in ((own, False), (moved, True)):
+        found = replace(choice, origin=row, chosen=chosen)
+        names = [str(name) for name in considered_table(found).columns[0].cells]
+        assert [name.endswith(", cuts moved") for name in names if name.startswith("✔")] == [is_moved]
+        assert choice_to_dict(found)["cuts_moved"] == is_moved
 
 
 def test_every_stage_says_what_it_needs(choice: Choice) -> None:

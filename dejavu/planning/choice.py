@@ -112,6 +112,11 @@ class Choice:
     def priced(self) -> PricedProblem:
         return self.chosen.priced
 
+    @property
+    def cuts_moved(self) -> bool:
+        """Whether the plan is its origin's with other cuts."""
+        return self.origin.best is not None and self.plan != self.origin.best.plan
+
     def unmeasured(self, here: Cluster) -> Workload | None:
         """Return the workload at the plan's microbatches, if its layers were not measured at that size on devices here.
 

@@ -56,7 +56,8 @@ def considered_table(choice: Choice) -> Table:
         proved = format_seconds(bound) if 0 < bound < float("inf") else "–"
         shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
         if row is choice.origin:
-            shown, name = choice.chosen, f"✔ {name}"
+            moved = ", cuts moved" if choice.cuts_moved and row.search in NAMES else ""
+            shown, name = choice.chosen, f"✔ {name}{moved}"
         if shown is None:
             table.add_row(name, count, "", "does not fit" if row.is_proved_infeasible else "none found", proved)
             continue

@@ -37,6 +37,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
 
     `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
     `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
+    `cuts_moved` says whether the plan is that of its `search` with other cuts.
     `gap_percent` is the cost model's, `simulated_gap_percent` what the best plan could save of the simulated step at
     most. `assumed_host_…` is what launching takes of it, where that is most of the step and the hosts' pace was
     not measured but taken for another's.
@@ -81,6 +82,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
             for one in choice.schedules
         ],
         "search": choice.origin.search,
+        "cuts_moved": choice.cuts_moved,
         "reason": reason(choice),
         "considered": [_row(choice, row) for row in choice.considered],
     }
