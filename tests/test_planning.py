@@ -17,13 +17,14 @@ import pytest
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
 from dejavu.foundation.registry import named
+from dejavu.foundation.units import format_bytes
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
-from dejavu.planning.sentences import OTHER_WAYS, what_is_proved
+from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
@@ -143,6 +144,29 @@ def test_baselines_are_all_there_and_the_gain_is_over_the_best(choice: Choice) -
     fastest = min(row.best.step_seconds for row in choice.baselines.values() if row.best)
     assert choice.speedup == pytest.approx(fastest / choice.step_seconds)
     assert choice.speedup >= 1.0
+
+
+def test_the_table_and_the_sentence_mean_the_same_fullest_device(folder: Path) -> None:
+    """Of devices of two kinds the fullest need not be the one with the least memory free."""
+    mixed = load_cluster(ROOT / "examples/clusters/h100-and-l4.yaml")
+    choice = Planner().plan(request(folder, cluster=mixed, microbatches=(8,), searches=("pipedream",)))
+    random, differs = np.random.default_rng(0), 0
+    pairs = [(row, one) for row in choice.considered for one in row.candidates if one.fits]
+    for origin, one in (pair for pair in pairs for _ in range(10)):
+        capacities = [mixed.device_types[stage.configuration.device_type].memory_bytes for stage in one.plan.stages]
+        shares = random.uniform(0.1, 0.9, len(capacities)) / len(capacities)
+        chosen = replace(one)
+        vars(chosen).update(fits=True, price=SimpleNamespace(peak_bytes=shares * capacities))
+        found = replace(choice, origin=origin, chosen=chosen)
+        held, capacity = found.fullest
+        table = considered_table(found)
+        names, free = ([str(cell) for cell in table.columns[k].cells] for k in (0, -1))
+        assert [cell for name, cell in zip(names, free, strict=True) if "✔" in name] == [format_bytes(capacity - held)]
+        assert f"of {format_bytes(capacity)} on the fullest device" in what_is_likely(found)
+        ranks = found.held(chosen)
+        assert held / capacity == max(one / most for one, most in ranks)
+        differs += capacity - held > min(most - one for one, most in ranks)
+    assert differs
 
 
 def test_a_plan_with_moved_cuts_is_not_called_the_baseline(choice: Choice) -> None:

@@ -61,6 +61,7 @@ def considered_table(choice: Choice) -> Table:
         if shown is None:
             table.add_row(name, count, "", "does not fit" if row.is_proved_infeasible else "none found", proved)
             continue
+        held, capacity = choice.fullest_of(shown)
         table.add_row(
             name,
             count,
@@ -69,20 +70,9 @@ def considered_table(choice: Choice) -> Table:
             proved,
             str(len(shown.plan.stages)),
             str(shown.num_devices),
-            format_bytes(min(headroom_bytes(choice, row))) if shown.fits else "does not fit",
+            format_bytes(capacity - held) if shown.fits else "does not fit",
         )
     return table
-
-
-def headroom_bytes(choice: Choice, row: Considered) -> list[float]:
-    """Return the memory that stays free on a device of each pipeline rank."""
-    shown = choice.chosen if row is choice.origin else row.shown
-    assert shown is not None
-    types, plan, peak = choice.request.cluster.device_types, shown.plan, shown.price.peak_bytes
-    return [
-        types[plan.rank_configuration(rank).device_type].memory_bytes - sum(peak[s] for s in stages)
-        for rank, stages in enumerate(plan.ranks)
-    ]
 
 
 def stages_table(choice: Choice) -> Table:
@@ -97,7 +87,7 @@ def stages_table(choice: Choice) -> Table:
     table.add_column("on")
     for name in ("a microbatch", "peak", "free"):
         table.add_column(name, justify="right")
-    names, free = choice.priced.problem.layers, headroom_bytes(choice, choice.origin)
+    names, free = choice.priced.problem.layers, [has - held for held, has in choice.held(choice.chosen)]
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     for s, stage in enumerate(plan.stages):
         where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""
