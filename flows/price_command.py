@@ -27,19 +27,20 @@ def price(
         bool, typer.Option("--blocking", help="messages block both of their ends, as in Megatron-DeepSpeed")
     ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="write the prices as JSON")] = None,
-    database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
+    database: Annotated[Path | None, typer.Option(help="folder of measured costs, profiles_db without it")] = None,
 ) -> None:
     """Predict the step and the memory of a plan of your own, also where it does not fit or torch cannot run it."""
     from dejavu.foundation.gc_frozen import gc_frozen
 
     with gc_frozen():
-        from dejavu.planning import PlanRequest, write_answer
+        from dejavu.planning import PlanRequest, check_target, write_answer
         from dejavu.what_if import price_own_plan, read_plan
-        from flows.inputs import read_what_if
+        from flows.inputs import measured_costs, read_what_if
 
+    check_target(json_path)
     asked = read_plan(plan)
     machines, workload = read_what_if(cluster, model, None)
-    request = PlanRequest(workload, machines, database, seed=workload.seed)
+    request = PlanRequest(workload, machines, measured_costs(database), seed=workload.seed)
     found = price_own_plan(request, asked, is_blocking=blocking)
     show(found)
     if json_path is not None:

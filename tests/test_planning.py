@@ -393,6 +393,13 @@ def test_the_command_from_end_to_end(folder: Path) -> None:
         (("--schedule", "zbv,1f2b"), "unknown schedule '1f2b'"),
         (("--microbatches", "7"), "does not divide into 7"),
         (("--workload", "nowhere.yaml"), "nowhere.yaml"),
+        (("--workload", "{folder}"), "{folder} is a folder; wanted a workload file"),
+        (("--model", "{folder}"), "{folder} is a folder; wanted a workload file"),
+        (("--cluster", "{folder}"), "--cluster {folder} is a folder; wanted a file"),
+        (("--json", "{folder}"), "--json {folder} is a folder; wanted a file"),
+        (("--json", "{folder}/none/x.json"), "there is no folder {folder}/none"),
+        (("--json", "{folder}/read-only/x.json"), "no permission to write there"),
+        (("--database", "{folder}/none"), "--database {folder}/none: there is no such folder"),
     ],
 )
 def test_mistakes_are_sentences(
@@ -405,11 +412,21 @@ def test_mistakes_are_sentences(
     from flows.__main__ import main
     from flows.endings import INPUT_ERROR
 
-    monkeypatch.setattr(sys, "argv", ["dejavu", "plan", "--cluster", str(folder / "cluster.yaml"), *words])
+    def searched(planner: Planner, request: PlanRequest) -> None:
+        raise AssertionError("searched before the mistake was said")
+
+    if "read-only" in "".join(words):
+        monkeypatch.setattr("os.access", lambda path, mode: "read-only" not in str(path))
+        (folder / "read-only").mkdir()
+    if "divide" not in sentence:
+        monkeypatch.setattr(Planner, "plan", searched)
+    given = [word.format(folder=folder) for word in words]
+    where = [] if "--cluster" in words else ["--cluster", str(folder / "cluster.yaml")]
+    monkeypatch.setattr(sys, "argv", ["dejavu", "plan", *where, *given])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == INPUT_ERROR
-    assert sentence in capsys.readouterr().err
+    assert sentence.format(folder=folder) in capsys.readouterr().err
 
 
 def test_nothing_heavy_is_needed() -> None:

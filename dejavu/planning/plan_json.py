@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,22 @@ from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import reason
 from dejavu.plans.schedule import CHIMERA
+
+
+def check_target(path: Path | None) -> None:
+    """Check, before there is an answer, that it can be written into a file; None: to standard output.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"--json {path} is a folder; wanted a file, such as {path / 'plan.json'}")
+    if not path.parent.is_dir():
+        raise InputError(f"--json {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"--json {path}: no permission to write there")
 
 
 def write_answer(content: dict[str, Any], path: Path | None) -> None:
