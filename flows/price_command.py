@@ -51,12 +51,13 @@ def show(found: OwnPlan) -> None:
     """Print what a plan is predicted to take and to hold."""
     from rich.table import Table
 
+    from dejavu.foundation.tables import print_whole
     from dejavu.foundation.units import format_bytes, format_seconds, plural
     from flows.printing import console
 
     table = Table(title=f"{found.plan.schedule_name}, {plural(found.plan.num_microbatches, 'microbatch')}")
     for name in ("stage", "on", "a microbatch", "memory", "of"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name != "on", overflow="fold")
     for s, stage in enumerate(found.plan.stages):
         table.add_row(
             f"layers {stage.start}–{stage.stop - 1}",
@@ -66,7 +67,7 @@ def show(found: OwnPlan) -> None:
             format_bytes(found.capacity_bytes_S[s]),
         )
     screen = console()
-    screen.print(table)
+    print_whole(screen, table)
     low, high = map(format_seconds, found.range_seconds)
     lines = [
         f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",

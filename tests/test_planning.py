@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -13,15 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
 from dejavu.foundation.registry import named
+from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bytes
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
-from dejavu.planning.considered import considered_table
+from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
 from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
@@ -221,6 +224,21 @@ def test_a_schedule_that_is_named_is_the_one_that_is_chosen(folder: Path, schedu
     assert found.plan.schedule == schedule
     assert found.chosen.fits
     assert {one.plan.schedule for row in found.considered for one in row.candidates} == {schedule}
+
+
+@pytest.mark.parametrize("width", [20, 80, 100])
+def test_no_number_of_a_table_is_cut_off(choice: Choice, width: int) -> None:
+    """However long the schedules' names are."""
+    long = replace(choice.chosen, plan=replace(choice.plan, schedule="interleaved_zero_bubble"))
+    vars(long).update(fits=True, price=choice.chosen.price)
+    row = replace(choice.origin, candidates=(long,))
+    found = replace(choice, considered=(*choice.considered, row))
+    for table in (considered_table(found), stages_table(found)):
+        said = io.StringIO()
+        print_whole(Console(width=width, file=said), table)
+        assert "…" not in said.getvalue().replace(" … ", "")
+        for column in table.columns:
+            assert not column.no_wrap or all(str(cell) in said.getvalue() for cell in column.cells)
 
 
 def test_it_reads_like_a_sentence(choice: Choice, capsys: pytest.CaptureFixture[str]) -> None:
