@@ -38,7 +38,7 @@ def load_cluster_file(cluster: Path) -> Cluster:
         InputError: there is none, or it has a mistake.
     """
     if cluster.is_dir():
-        raise InputError(f"--cluster {cluster} is a folder; wanted a file, such as {cluster / 'cluster.yaml'}")
+        raise InputError(f"--cluster {cluster} is a folder; wanted a cluster file")
     if not cluster.exists():
         raise InputError(f"there is no {cluster} in {Path.cwd()}; wanted the project's folder, or --cluster FILE")
     return load_cluster(cluster)

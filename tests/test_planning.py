@@ -413,7 +413,7 @@ def test_the_command_from_end_to_end(folder: Path) -> None:
         (("--workload", "nowhere.yaml"), "nowhere.yaml"),
         (("--workload", "{folder}"), "{folder} is a folder; wanted a workload file"),
         (("--model", "{folder}"), "{folder} is a folder; wanted a workload file"),
-        (("--cluster", "{folder}"), "--cluster {folder} is a folder; wanted a file"),
+        (("--cluster", "{folder}"), "--cluster {folder} is a folder; wanted a cluster file"),
         (("--json", "{folder}"), "--json {folder} is a folder; wanted a file"),
         (("--json", "{folder}/none/x.json"), "there is no folder {folder}/none"),
         (("--json", "{folder}/read-only/x.json"), "no permission to write there"),
