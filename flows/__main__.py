@@ -305,7 +305,7 @@ def plan(
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
     ] = None,
-    database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
+    database: Annotated[Path | None, typer.Option(help="folder of measured costs, profiles_db without it")] = None,
     add: AddOption = None,
     remove: RemoveOption = None,
     sequence_length: Annotated[str, typer.Option(help="in place of the workload's; several, as 2048,4096: each")] = "",
@@ -328,9 +328,9 @@ def plan(
 
         from dejavu.foundation.compiled import told_of_compiling
         from dejavu.foundation.errors import InputError
-        from dejavu.planning import Planner, choice_to_dict, on_dask, print_choice, write_answer
+        from dejavu.planning import Planner, check_target, choice_to_dict, on_dask, print_choice, write_answer
         from dejavu.planning.questions import Ask
-        from flows.inputs import TypedQuestion, read_what_if
+        from flows.inputs import TypedQuestion, measured_costs, read_what_if
         from flows.progress import rows_bar
         from flows.virtual_workers import beside
         from flows.what_if import WhatIf, wide_console
@@ -343,10 +343,11 @@ def plan(
     )
     if virtual_workers and asked.is_asked:
         raise InputError("--virtual-workers is for one question; found options of several, such as --add or --goal")
+    target = None if json_target in (None, STDOUT) else Path(str(json_target))
+    check_target(target)
     machines, wanted = read_what_if(clusters[0], model, workload)
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
-    request = typed.request(wanted, machines, database, wanted.seed if seed is None else seed)
-    target = None if json_target in (None, STDOUT) else Path(str(json_target))
+    request = typed.request(wanted, machines, measured_costs(database), wanted.seed if seed is None else seed)
     with ExitStack() as stack:
         ask: Ask | None = None
         if dask:

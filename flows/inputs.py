@@ -28,15 +28,33 @@ if TYPE_CHECKING:
     from dejavu.runtime.job.resume import EarlierTraining
 
 
+DATABASE = Path("profiles_db")
+
+
 def load_cluster_file(cluster: Path) -> Cluster:
     """Load the cluster file.
 
     Raises:
         InputError: there is none, or it has a mistake.
     """
-    if not cluster.is_file():
+    if cluster.is_dir():
+        raise InputError(f"--cluster {cluster} is a folder; wanted a cluster file")
+    if not cluster.exists():
         raise InputError(f"there is no {cluster} in {Path.cwd()}; wanted the project's folder, or --cluster FILE")
     return load_cluster(cluster)
+
+
+def measured_costs(database: Path | None) -> Path:
+    """Return the folder of measured costs to read; None: the default one, which need not be there.
+
+    Raises:
+        InputError: one is named that is not there.
+    """
+    if database is not None and not database.is_dir():
+        raise InputError(
+            f"--database {database}: there is no such folder; wanted one of `dejavu profile` or `dejavu import`"
+        )
+    return database or DATABASE
 
 
 def read_inputs(cluster: Path, workload: Path | None, *, train: bool, starts: bool = False) -> tuple[Cluster, Workload]:
@@ -169,9 +187,7 @@ class TypedQuestion:
     tensor_parallel: int | None
     budget_seconds: float
 
-    def request(
-        self, workload: Workload, cluster: Cluster, database: Path = Path("profiles_db"), seed: int = 0
-    ) -> PlanRequest:
+    def request(self, workload: Workload, cluster: Cluster, database: Path = DATABASE, seed: int = 0) -> PlanRequest:
         """Return the planner's request.
 
         Raises:

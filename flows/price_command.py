@@ -27,19 +27,20 @@ def price(
         bool, typer.Option("--blocking", help="messages block both of their ends, as in Megatron-DeepSpeed")
     ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="write the prices as JSON")] = None,
-    database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
+    database: Annotated[Path | None, typer.Option(help="folder of measured costs, profiles_db without it")] = None,
 ) -> None:
     """Predict the step and the memory of a plan of your own, also where it does not fit or torch cannot run it."""
     from dejavu.foundation.gc_frozen import gc_frozen
 
     with gc_frozen():
-        from dejavu.planning import PlanRequest, write_answer
+        from dejavu.planning import PlanRequest, check_target, write_answer
         from dejavu.what_if import price_own_plan, read_plan
-        from flows.inputs import read_what_if
+        from flows.inputs import measured_costs, read_what_if
 
+    check_target(json_path)
     asked = read_plan(plan)
     machines, workload = read_what_if(cluster, model, None)
-    request = PlanRequest(workload, machines, database, seed=workload.seed)
+    request = PlanRequest(workload, machines, measured_costs(database), seed=workload.seed)
     found = price_own_plan(request, asked, is_blocking=blocking)
     show(found)
     if json_path is not None:
@@ -50,12 +51,13 @@ def show(found: OwnPlan) -> None:
     """Print what a plan is predicted to take and to hold."""
     from rich.table import Table
 
+    from dejavu.foundation.tables import print_whole
     from dejavu.foundation.units import format_bytes, format_seconds, plural
     from flows.printing import console
 
     table = Table(title=f"{found.plan.schedule_name}, {plural(found.plan.num_microbatches, 'microbatch')}")
     for name in ("stage", "on", "a microbatch", "memory", "of"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name != "on", overflow="fold")
     for s, stage in enumerate(found.plan.stages):
         table.add_row(
             f"layers {stage.start}–{stage.stop - 1}",
@@ -65,7 +67,7 @@ def show(found: OwnPlan) -> None:
             format_bytes(found.capacity_bytes_S[s]),
         )
     screen = console()
-    screen.print(table)
+    print_whole(screen, table)
     low, high = map(format_seconds, found.range_seconds)
     lines = [
         f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",

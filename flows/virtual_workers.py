@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dejavu.foundation.tables import print_whole
 from dejavu.planning import Choice, Planner
 from dejavu.virtual_workers import Team, Teams, team_tables, what_a_team_yields
 from flows.what_if import Answers
@@ -18,7 +19,7 @@ def beside(choice: Choice, planner: Planner) -> Answers:
 
     def show(console: Console) -> None:
         for table in team_tables(found):
-            console.print(table)
+            print_whole(console, table)
         console.print(what_a_team_yields(found), highlight=False, markup=False)
 
     return Answers({"virtual_workers": found.to_dict() if isinstance(found, Team) else None}, show)

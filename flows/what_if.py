@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import plural
 from dejavu.planning import Choice, PlanRequest
 from dejavu.planning.considered import WIDTH_COLUMNS
@@ -143,7 +144,7 @@ class WhatIf:
 
         def show(console: Console) -> None:
             where = f" on {request.cluster.name}" if len(self.clusters) == 1 else ""
-            console.print(cases_table(f"{request.workload.model}{where}", self._differs, rows))
+            print_whole(console, cases_table(f"{request.workload.model}{where}", self._differs, rows))
             for row in rows:
                 if row.failure and not compares:
                     console.print(f"{row.case.name}: {row.failure}", highlight=False, markup=False)
@@ -160,7 +161,7 @@ class WhatIf:
 
         def show(console: Console) -> None:
             title = f"{request.workload.model}: {plural(len(found.rows), 'cluster')} planned, all times predicted"
-            console.print(goal_table(found, title))
+            print_whole(console, goal_table(found, title))
             console.print(what_is_cheapest(found), highlight=False, markup=False)
 
         return Answers(cheapest_to_dict(found), show)

@@ -126,9 +126,13 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "work.yaml").write_text(json.dumps(WORKLOAD))
     plan = written(one_device([0, 2, 4], 2), tmp_path)
     words = ["price", str(plan), "--model", str(tmp_path / "work.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
-    words += ["--database", str(tmp_path / "rows"), "--json", str(tmp_path / "priced.json")]
+    words += ["--database", str(tmp_path), "--json", str(tmp_path / "priced.json")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "in nine of ten cases" in done.stdout and "it fits" in done.stdout
     assert "fewer microbatches than stages" in done.stdout
     content = json.loads((tmp_path / "priced.json").read_text())
     assert content["blocking"] is True and len(content["stages"]) == 3
+    for wrong, said in (("--json", "is a folder"), ("--database", "there is no such folder")):
+        where = tmp_path if wrong == "--json" else tmp_path / "none"
+        with pytest.raises(InputError, match=said):
+            CliRunner().invoke(app, [*words, wrong, str(where)], catch_exceptions=False)

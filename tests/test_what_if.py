@@ -295,7 +295,7 @@ COMMON = ["plan", "--model", "gpt", "--schedule", "1f1b", "--microbatches", "8",
 
 
 def ask(*words: str, folder: Path) -> dict[str, Any]:
-    done = CliRunner().invoke(app, [*COMMON, *words, "--database", str(folder / "db"), "--json", "-"])
+    done = CliRunner().invoke(app, [*COMMON, *words, "--database", str(folder), "--json", "-"])
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.output[done.output.index("{") :])
     return found
@@ -320,7 +320,7 @@ def test_the_command_answers_each_question(tmp_path: Path) -> None:
 
 def test_the_command_prints_tables(tmp_path: Path) -> None:
     file = write(tmp_path)
-    common = [*COMMON, "--cluster", str(file.path), "--database", str(tmp_path / "db")]
+    common = [*COMMON, "--cluster", str(file.path), "--database", str(tmp_path)]
     for words, said in (
         (["--add", "1xa100"], ("1 more a100", "before", "after", "a step", "10⁹ tokens", "USD")),
         (["--goal", "cheapest", "--within", "9d", "--tokens", "1e9", "--nodes", "1"], ("✔ 1 × ", "Cheapest for")),

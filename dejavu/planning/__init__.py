@@ -14,7 +14,7 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.considered import print_choice
-from dejavu.planning.plan_json import choice_to_dict, write_answer
+from dejavu.planning.plan_json import check_target, choice_to_dict, write_answer
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, on_dask
@@ -30,6 +30,7 @@ __all__ = [
     "Planner",
     "Prices",
     "Question",
+    "check_target",
     "choice_to_dict",
     "on_dask",
     "price_workload",

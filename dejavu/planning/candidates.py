@@ -15,9 +15,11 @@ from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import LayerSplit, Plan, Price
 from dejavu.plans.priced_problem import Away, PricedProblem
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
+TIE = 1e-9  # steps that differ by less differ by rounding
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
 MOST_ACTIONS = 500_000  # the same, counted in simulated passes: about a second
 
@@ -79,6 +81,21 @@ class Candidate:
         """The number of devices that the plan uses."""
         plan = self.plan
         return sum(plan.rank_configuration(rank).num_devices for rank in range(len(plan.ranks)))
+
+
+def ranked(found: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates that fit first, then by what they are counted; of those that tie, the simplest is the first."""
+
+    def simplest(one: Candidate) -> tuple[object, ...]:
+        schedule = list(SCHEDULES).index(one.plan.schedule)
+        return len(one.plan.stages), one.num_devices, one.plan.both_ways, schedule, one.counted_seconds
+
+    rows = sorted(found, key=lambda one: (not one.fits, one.counted_seconds))
+    if not rows:
+        return rows
+    most = rows[0].counted_seconds * (1 + TIE)
+    first = min((one for one in rows if one.fits == rows[0].fits and one.counted_seconds <= most), key=simplest)
+    return [first, *(one for one in rows if one is not first)]
 
 
 def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int) -> tuple[LayerSplit, ...]:

@@ -112,6 +112,11 @@ class Choice:
     def priced(self) -> PricedProblem:
         return self.chosen.priced
 
+    @property
+    def cuts_moved(self) -> bool:
+        """Whether the plan is its origin's with other cuts."""
+        return self.origin.best is not None and self.plan != self.origin.best.plan
+
     def unmeasured(self, here: Cluster) -> Workload | None:
         """Return the workload at the plan's microbatches, if its layers were not measured at that size on devices here.
 
@@ -146,15 +151,22 @@ class Choice:
         """The 90 % range of the predicted step."""
         return self.step_range(self.chosen)
 
-    @property
-    def fullest(self) -> tuple[float, float]:
-        """What the fullest device of the plan holds at most, as predicted, and what it has; in bytes."""
-        plan, types, peak = self.plan, self.request.cluster.device_types, self.chosen.price.peak_bytes
-        held = [
+    def held(self, candidate: Candidate) -> list[tuple[float, float]]:
+        """Return what a device of each pipeline rank holds at most, as predicted, and what it has; in bytes."""
+        plan, types, peak = candidate.plan, self.request.cluster.device_types, candidate.price.peak_bytes
+        return [
             (sum(peak[s] for s in stages), float(types[plan.rank_configuration(rank).device_type].memory_bytes))
             for rank, stages in enumerate(plan.ranks)
         ]
-        return max(held, key=lambda one: one[0] / one[1])
+
+    def fullest_of(self, candidate: Candidate) -> tuple[float, float]:
+        """Return what is held and had by the device that holds the most of what it has."""
+        return max(self.held(candidate), key=lambda one: one[0] / one[1])
+
+    @property
+    def fullest(self) -> tuple[float, float]:
+        """What the fullest device of the plan holds at most, as predicted, and what it has; in bytes."""
+        return self.fullest_of(self.chosen)
 
     @cached_property
     def rates(self) -> Rates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
@@ -27,10 +28,9 @@ WIDTH_COLUMNS = 100
 
 def print_choice(choice: Choice) -> None:
     """Print what was considered, the baselines, the chosen plan's stages, and the sentences about it."""
-    is_sliced = any(row.priced.slices is not None for row in choice.considered)
-    console = Console(width=WIDTH_COLUMNS + (len(", 16 slices") if is_sliced else 0))
-    console.print(considered_table(choice))
-    console.print(stages_table(choice))
+    console = Console(width=WIDTH_COLUMNS)
+    print_whole(console, considered_table(choice))
+    print_whole(console, stages_table(choice))
     assumed = (what_routing_is_assumed, what_hosts_are_assumed)
     before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, *assumed)
     if said := which_way(choice.plan):
@@ -56,10 +56,12 @@ def considered_table(choice: Choice) -> Table:
         proved = format_seconds(bound) if 0 < bound < float("inf") else "–"
         shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
         if row is choice.origin:
-            shown, name = choice.chosen, f"✔ {name}"
+            moved = ", cuts moved" if choice.cuts_moved and row.search in NAMES else ""
+            shown, name = choice.chosen, f"✔ {name}{moved}"
         if shown is None:
             table.add_row(name, count, "", "does not fit" if row.is_proved_infeasible else "none found", proved)
             continue
+        held, capacity = choice.fullest_of(shown)
         table.add_row(
             name,
             count,
@@ -68,20 +70,9 @@ def considered_table(choice: Choice) -> Table:
             proved,
             str(len(shown.plan.stages)),
             str(shown.num_devices),
-            format_bytes(min(headroom_bytes(choice, row))) if shown.fits else "does not fit",
+            format_bytes(capacity - held) if shown.fits else "does not fit",
         )
     return table
-
-
-def headroom_bytes(choice: Choice, row: Considered) -> list[float]:
-    """Return the memory that stays free on a device of each pipeline rank."""
-    shown = choice.chosen if row is choice.origin else row.shown
-    assert shown is not None
-    types, plan, peak = choice.request.cluster.device_types, shown.plan, shown.price.peak_bytes
-    return [
-        types[plan.rank_configuration(rank).device_type].memory_bytes - sum(peak[s] for s in stages)
-        for rank, stages in enumerate(plan.ranks)
-    ]
 
 
 def stages_table(choice: Choice) -> Table:
@@ -92,11 +83,11 @@ def stages_table(choice: Choice) -> Table:
         title_justify="left",
     )
     table.add_column("layers", no_wrap=True)
-    table.add_column("from … to")
-    table.add_column("on")
+    table.add_column("from … to", overflow="fold")
+    table.add_column("on", overflow="fold")
     for name in ("a microbatch", "peak", "free"):
-        table.add_column(name, justify="right")
-    names, free = choice.priced.problem.layers, headroom_bytes(choice, choice.origin)
+        table.add_column(name, justify="right", no_wrap=True)
+    names, free = choice.priced.problem.layers, [has - held for held, has in choice.held(choice.chosen)]
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     for s, stage in enumerate(plan.stages):
         where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""

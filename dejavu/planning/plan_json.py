@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,22 @@ from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import reason
 from dejavu.plans.schedule import CHIMERA
+
+
+def check_target(path: Path | None) -> None:
+    """Check, before there is an answer, that it can be written into a file; None: to standard output.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"--json {path} is a folder; wanted a file, such as {path / 'plan.json'}")
+    if not path.parent.is_dir():
+        raise InputError(f"--json {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"--json {path}: no permission to write there")
 
 
 def write_answer(content: dict[str, Any], path: Path | None) -> None:
@@ -37,6 +54,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
 
     `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
     `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
+    `cuts_moved` says whether the plan is that of its `search` with other cuts.
     `gap_percent` is the cost model's, `simulated_gap_percent` what the best plan could save of the simulated step at
     most. `assumed_host_…` is what launching takes of it, where that is most of the step and the hosts' pace was
     not measured but taken for another's.
@@ -81,6 +99,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
             for one in choice.schedules
         ],
         "search": choice.origin.search,
+        "cuts_moved": choice.cuts_moved,
         "reason": reason(choice),
         "considered": [_row(choice, row) for row in choice.considered],
     }

@@ -16,7 +16,7 @@ from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_seconds, plural
 from dejavu.parallelism import Parallelism, sizes_left_out
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
-from dejavu.planning.candidates import Candidate, Simulator
+from dejavu.planning.candidates import Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.loops import load_compiled_loops
 from dejavu.planning.prices import Prices, under_gpipe_memory
@@ -174,7 +174,7 @@ class _Planning:
         chosen = self.simulator.polished(best)
         raised = self._raised(bounds, chosen)
         other, best = self._fastest()  # maybe one that was found while bounding
-        if best.step_seconds < chosen.step_seconds:
+        if ranked((chosen, best))[0] is not chosen:
             origin, chosen = other, self.simulator.polished(best)
         origin, chosen = self._unless_kept(origin, chosen)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, raised)
@@ -221,8 +221,7 @@ class _Planning:
         found: list[Candidate] = []
         if isinstance(answer, SearchResult):
             found = self.simulator.under_schedules(priced, answer.plan, self.request.allowed_schedules)
-        found.sort(key=lambda one: (not one.fits, one.counted_seconds))
-        self.rows.append(Considered(search, priced, answer, tuple(found)))
+        self.rows.append(Considered(search, priced, answer, tuple(ranked(found))))
 
     def _consider_remembered(self) -> None:
         """Add plans that were trained before and answer today's request."""
@@ -265,10 +264,11 @@ class _Planning:
         Raises:
             NoPlanError: nothing that was found fits.
         """
-        fitting = [(row, row.best) for row in self.rows if row.best is not None]
+        fitting = [row.best for row in self.rows if row.best is not None]
         if not fitting:
             raise NoPlanError(*self._why_none())
-        return min(fitting, key=lambda pair: pair[1].counted_seconds)
+        best = ranked(fitting)[0]
+        return next(row for row in self.rows if row.best is best), best
 
     @property
     def _has_bounds(self) -> bool:
@@ -289,7 +289,8 @@ class _Planning:
         trained = [(row, row.best) for row in self.rows if row.best is not None and row.best.was_trained]
         if not trained or chosen.was_trained:
             return origin, chosen
-        row, kept = min(trained, key=lambda pair: pair[1].step_seconds)
+        kept = ranked(one for _, one in trained)[0]
+        row = next(row for row, one in trained if one is kept)
         if is_surely_faster(chosen.step_seconds, chosen.factor, kept.step_seconds, kept.factor):
             return origin, chosen
         return row, kept

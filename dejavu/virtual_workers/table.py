@@ -22,9 +22,9 @@ def team_tables(found: Team | NoTeam) -> Iterator[Table]:
 
 def _tried_table(found: Team | NoTeam) -> Table:
     table = Table(title="virtual workers: divisions considered, by quick plans", title_justify="left")
-    table.add_column("division")
+    table.add_column("division", overflow="fold")
     for name in ("workers", "examples of each", "tensor parallel", "step, predicted"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found.tried:
         table.add_row(*_tried_row(found, one))
     return table
@@ -43,12 +43,12 @@ def _tried_row(found: Team | NoTeam, one: Tried) -> tuple[str, ...]:
 
 def _workers_table(team: Team) -> Table:
     table = Table(title=f"virtual workers: {team.division.name}, planned", title_justify="left")
-    table.add_column("worker", justify="right")
-    table.add_column("devices")
+    table.add_column("worker", justify="right", no_wrap=True)
+    table.add_column("devices", overflow="fold")
     for name in ("examples", "microbatches", "schedule"):
-        table.add_column(name, justify="right")
-    table.add_column("stages")
-    table.add_column("its time, predicted", justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("stages", overflow="fold")
+    table.add_column("its time, predicted", justify="right", no_wrap=True)
     for number, one in enumerate(team.workers):
         has = ", ".join(f"{count} × {name}" for name, count in one.devices.counts(team.cluster).items())
         plan = one.choice.plan

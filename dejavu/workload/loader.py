@@ -30,6 +30,8 @@ def load_workload(named: str | Path) -> Workload:
     files = [Path(named), EXAMPLES / f"{named}.yaml"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
+        if Path(named).is_dir() and str(named) not in MODELS:
+            raise InputError(f"{Path(named)} is a folder; wanted a workload file, or a model's name")
         if Path(named).suffix in (".yaml", ".yml"):
             raise InputError(f"there is no {named} in {Path.cwd()}; wanted a workload file, or a model's name")
         known = MODELS.get(str(named))

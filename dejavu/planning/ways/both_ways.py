@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu.planning.candidates import Candidate, Simulator, least_seconds
+from dejavu.planning.candidates import Candidate, Simulator, least_seconds, ranked
 from dejavu.planning.choice import BOTH_WAYS, Considered
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
@@ -24,8 +24,7 @@ def plans_both_ways(request: PlanRequest, prices: Prices, simulator: Simulator) 
         priced = prices.priced(count)
         found = [one for plan in _plans(priced) if (one := _candidate(priced, plan, simulator)) is not None]
         if found:
-            found.sort(key=lambda one: (not one.fits, one.counted_seconds))
-            rows.append(Considered(BOTH_WAYS, priced, None, tuple(found)))
+            rows.append(Considered(BOTH_WAYS, priced, None, tuple(ranked(found))))
     return rows
 
 
