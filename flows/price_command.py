@@ -33,14 +33,19 @@ def price(
     from dejavu.foundation.gc_frozen import gc_frozen
 
     with gc_frozen():
+        from dejavu.foundation.errors import InputError
         from dejavu.planning import PlanRequest, write_answer
+        from dejavu.plans.stage_costs import PlanError
         from dejavu.what_if import price_own_plan, read_plan
         from flows.inputs import read_what_if
 
     asked = read_plan(plan)
     machines, workload = read_what_if(cluster, model, None)
     request = PlanRequest(workload, machines, database, seed=workload.seed)
-    found = price_own_plan(request, asked, is_blocking=blocking)
+    try:
+        found = price_own_plan(request, asked, is_blocking=blocking)
+    except PlanError as error:
+        raise InputError(f"{plan}: {error}") from error
     show(found)
     if json_path is not None:
         write_answer(found.to_dict(), json_path)
@@ -66,10 +71,10 @@ def show(found: OwnPlan) -> None:
         )
     screen = console()
     screen.print(table)
-    low, high = map(format_seconds, found.range_seconds)
+    formula, (low, high) = found.formula_seconds, map(format_seconds, found.range_seconds)
     lines = [
         f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",
-        f"by the searches' formula: {format_seconds(found.formula_seconds)}",
+        *([f"by the searches' formula: {format_seconds(formula)}"] if formula is not None else []),
         "it fits its devices' memory"
         if found.fits
         else "it does not fit: a stage needs more memory than its devices, or their nodes, have",
