@@ -119,7 +119,7 @@ def test_mistakes_are_named(
     ],
 )
 def test_what_a_plan_cannot_be(request_: PlanRequest, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(DejavuError) as error:
         price_own_plan(request_, read_plan(written(one_device([0, 3], 8), tmp_path, **changes)))
     assert message in str(error.value)
 
@@ -259,13 +259,23 @@ def test_stages_of_a_rank_need_one_configuration(request_: PlanRequest) -> None:
         price_own_plan(request_, replace(plan, stages=(*plan.stages[:3], other)))
 
 
-def test_the_command_names_the_file_of_a_stage_that_is_not_possible(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "stage 1: stop is 7"),
+        ({"num_microbatches": 3}, "batch_size 16 does not divide into 3"),
+        ({"slices": [3, 3]}, r"slices: \[3, 3\] are 6 positions"),
+        ({"schedule": "chimera", "num_microbatches": 1}, "schedule: chimera: the plan has 2 stages and 1 microbatches"),
+        ({"schedule": "hanayo_2"}, "schedule hanayo_2 runs 4 stages"),
+    ],
+)
+def test_the_command_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     (tmp_path / "cluster.yaml").write_text(NODES)
     (tmp_path / "work.yaml").write_text(json.dumps(WORKLOAD))
     on = StageConfiguration("V100-SXM2-16GB")
-    plan = written(Plan((Stage(0, 3, on), Stage(3, 7, on)), "1f1b", 8), tmp_path)
+    plan = written(Plan((Stage(0, 3, on), Stage(3, 7, on)), "1f1b", 8), tmp_path, **changes)
     words = ["price", str(plan), "--model", str(tmp_path / "work.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
-    with pytest.raises(InputError, match=rf"^{re.escape(str(plan))}: stage 1: stop is 7"):
+    with pytest.raises(InputError, match=f"^{re.escape(str(plan))}: {message}"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

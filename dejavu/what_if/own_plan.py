@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
@@ -186,23 +187,26 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
             than stages.
 
     Raises:
-        InputError: the workload, or the schedule, does not allow so many microbatches or stages; blocking, and another
-            schedule than 1F1B.
-        PlanError: the plan does not go with the model or the cluster; the message names the stage.
+        InputError: the model cannot be captured.
+        PlanError: the plan does not go with the workload, the cluster or the model; the message names a stage where one
+            is wrong. So it is where messages block under another schedule than 1F1B.
         CostError: a number is missing.
     """
-    workload, plan = _told(request.workload, plan)
+    try:
+        split_into(request.workload, plan.num_microbatches)
+        workload, plan = _told(request.workload, plan)
+    except InputError as error:
+        raise PlanError(str(error)) from error
     _check_stages(plan, len(layers_of(workload)))
-    few = plan.num_microbatches * plan.num_slices < len(plan.ranks)
+    count, P = plan.num_microbatches, len(plan.ranks)
+    few = count * plan.num_slices < P
     is_blocking = is_blocking or few
     if is_blocking and (plan.schedule != "1f1b" or plan.slices or plan.both_ways):
-        found = (
-            f"{plan.num_microbatches} microbatches on {len(plan.ranks)} pipeline ranks" if few else "blocking messages"
-        )
-        raise InputError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
+        found = f"{count} microbatches on {P} pipeline ranks" if few else "blocking messages"
+        raise PlanError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
     configurations = tuple(dict.fromkeys(stage.configuration for stage in plan.stages))
     spread = Parallelism(only=configurations, also_unsplit=True)
-    schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (plan.num_microbatches,)
+    schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (count,)
     prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
     priced = _priced(prices, plan)
     step_of = simulate_plan_blocking if is_blocking else _beside_computing
