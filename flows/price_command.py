@@ -19,7 +19,7 @@ pricing = typer.Typer()
 )
 def price(
     plan: Annotated[
-        Path, typer.Argument(help="stages, schedule and microbatches; as `dejavu plan --json` writes them")
+        Path, typer.Argument(help="stages, schedule (any) and microbatches; as `dejavu plan --json` writes them")
     ],
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
     cluster: Annotated[Path, typer.Option("--cluster", help="the cluster file")] = Path("cluster.yaml"),

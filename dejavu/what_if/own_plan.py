@@ -113,13 +113,15 @@ def read_plan(path: Path) -> Plan:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("stages"), list) or not content["stages"]:
-        raise InputError(f"{path}: wanted an object with `stages`, a list of one stage or more")
+    rows = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows:
+        found = f"stages is {rows!r:.60}" if isinstance(content, dict) else f"found {content!r:.60}"
+        raise InputError(f"{path}: {found}; wanted an object with `stages`, a list of one stage or more")
     name = next((name for name in ("num_microbatches", "microbatches") if name in content), "num_microbatches")
     count = content.get(name)
     if not _is_count(count):
         raise InputError(f"{path}: {name} is {count!r:.60}; wanted a whole number, 1 or more")
-    stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(content["stages"]))
+    stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(rows))
     _check_layers(path, stages)
     slices = content.get("slices", [])
     if not isinstance(slices, list) or not all(map(_is_count, slices)):
