@@ -23,6 +23,14 @@ OFFLOADS = (
 )
 
 
+class NotPossibleError(InputError):
+    """A configuration that was named is one that the cluster, the batch or the model does not allow."""
+
+    def __init__(self, configuration: StageConfiguration, message: str) -> None:
+        super().__init__(message)
+        self.configuration = configuration
+
+
 @dataclass(frozen=True)
 class Parallelism:
     """What stages may do, within what the cluster, the batch and the model allow.
@@ -117,12 +125,15 @@ class Parallelism:
             context_length: what replicas may split into equal parts through all layers; 0: the model cannot be run so.
 
         Raises:
-            InputError: one of `only` is not possible.
+            NotPossibleError: one of `only` is not possible.
         """
-        if self.only:
-            for one in self.only:
+        for one in self.only:
+            try:
                 _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
                 _check_split(one, cluster, sequence_length, num_experts, context_length)
+            except InputError as error:
+                raise NotPossibleError(one, str(error)) from error
+        if self.only:
             return self.only
         offloads = {name: self._offloads(cluster, name) for name in cluster.device_counts}
         return tuple(

@@ -19,7 +19,7 @@ pricing = typer.Typer()
 )
 def price(
     plan: Annotated[
-        Path, typer.Argument(help="stages, schedule and microbatches; as `dejavu plan --json` writes them")
+        Path, typer.Argument(help="stages, schedule (any) and microbatches; as `dejavu plan --json` writes them")
     ],
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
     cluster: Annotated[Path, typer.Option("--cluster", help="the cluster file")] = Path("cluster.yaml"),
@@ -33,7 +33,9 @@ def price(
     from dejavu.foundation.gc_frozen import gc_frozen
 
     with gc_frozen():
+        from dejavu.foundation.errors import InputError
         from dejavu.planning import PlanRequest, check_target, write_answer
+        from dejavu.plans.stage_costs import PlanError
         from dejavu.what_if import price_own_plan, read_plan
         from flows.inputs import measured_costs, read_what_if
 
@@ -41,7 +43,10 @@ def price(
     asked = read_plan(plan)
     machines, workload = read_what_if(cluster, model, None)
     request = PlanRequest(workload, machines, measured_costs(database), seed=workload.seed)
-    found = price_own_plan(request, asked, is_blocking=blocking)
+    try:
+        found = price_own_plan(request, asked, is_blocking=blocking)
+    except PlanError as error:
+        raise InputError(f"{plan}: {error}") from error
     show(found)
     if json_path is not None:
         write_answer(found.to_dict(), json_path)
@@ -68,10 +73,10 @@ def show(found: OwnPlan) -> None:
         )
     screen = console()
     print_whole(screen, table)
-    low, high = map(format_seconds, found.range_seconds)
+    formula, (low, high) = found.formula_seconds, map(format_seconds, found.range_seconds)
     lines = [
         f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",
-        f"by the searches' formula: {format_seconds(found.formula_seconds)}",
+        *([f"by the searches' formula: {format_seconds(formula)}"] if formula is not None else []),
         "it fits its devices' memory"
         if found.fits
         else "it does not fit: a stage needs more memory than its devices, or their nodes, have",

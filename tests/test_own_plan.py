@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from dejavu.cluster import load_cluster
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict
 from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.what_if import price_own_plan, read_plan
 from dejavu.what_if.own_plan import FEW
 from dejavu.workload import Workload
@@ -83,9 +86,9 @@ def test_a_plan_that_does_not_fit_is_priced(request_: PlanRequest) -> None:
     [
         ([(0, 2, {}), (3, 6, {})], "stage 1 starts at layer 3; wanted 2: layer 2 is in no stage"),
         ([(0, 3, {}), (2, 6, {})], "stage 1 starts at layer 2; wanted 3: layer 2 stands twice"),
-        ([(0, 3, {}), (3, 5, {})], "the plan's stages end at layer 5; the problem has 6"),
-        ([(0, 0, {})], "stage 0 is layers 0 to 0"),
-        ([(0, 6, {"device_type": "V200"})], "device type 'V200'; the cluster has V100-SXM2-16GB, T4"),
+        ([(0, 3, {}), (3, 5, {})], "stage 1: stop is 5; the model has 6 layers"),
+        ([(0, 0, {})], "stage 0: stop is 0"),
+        ([(0, 6, {"device_type": "V200"})], "stage 0: device type 'V200'; the cluster has V100-SXM2-16GB, T4"),
         ([(0, 6, {"devices_per_node": 2, "tensor_parallel": 3})], "must equal its 2 devices"),
         ([(0, 6, {"device_type": "T4", "devices_per_node": 3, "tensor_parallel": 3})], "does not divide 4"),
         ([(0, 6, {"devices_per_node": 7, "data_parallel": 7})], "wanted nodes × devices of"),
@@ -109,16 +112,171 @@ def test_mistakes_are_named(
     [
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"num_microbatches": 3}, "batch_size 16 does not divide"),
-        ({"schedule": "zbv"}, "wanted 1f1b, gpipe or chimera"),
+        ({"schedule": "hanayo_2"}, "2 stages do not divide so"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"stages": []}, "a list of one stage or more"),
-        ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatches on 2 stages under gpipe"),
+        ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatches on 2 pipeline ranks under gpipe"),
     ],
 )
 def test_what_a_plan_cannot_be(request_: PlanRequest, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(DejavuError) as error:
         price_own_plan(request_, read_plan(written(one_device([0, 3], 8), tmp_path, **changes)))
     assert message in str(error.value)
+
+
+NO_BOOLS = ["no", "true", 0, 1, 1.0, None, []]
+NO_COUNTS = ["1", 1.0, 0, -1, True, None, [1]]
+WRONG: dict[str, list[Any]] = {
+    "recompute": NO_BOOLS,
+    "sequence_parallel": NO_BOOLS,
+    "expert_parallel": NO_BOOLS,
+    "num_nodes": NO_COUNTS,
+    "devices_per_node": NO_COUNTS,
+    "data_parallel": NO_COUNTS,
+    "tensor_parallel": NO_COUNTS,
+    "context_parallel": NO_COUNTS,
+    "zero_level": [-1, 4, 7, "1", 1.0, True, None],
+    "device_type": [1, None, True, ["T4"]],
+    "offload": ["no", 1, None, {"weights": "host"}, {"optimizer": True}, {"activations": "nvme"}],
+    "start": [-1, "0", 0.0, False, None],
+    "stop": [0, "6", 6.0, True, None],
+}
+WRONG_OF_PLANS: dict[str, list[Any]] = {
+    "num_microbatches": ["8", 8.0, 0, -1, True, None, [8]],
+    "schedule": ["2f2b", 1, None, ["1f1b"], {}],
+    "slices": [4, "4", [0], [1.0], ["4"], [True], None],
+    "both_ways": ["no", 0, 1, None],
+    "stages": [{}, None, "all", []],
+}
+
+
+def test_every_key_is_given_for_the_wrong_kinds() -> None:
+    assert set(WRONG) == {*StageConfiguration.__dataclass_fields__, "start", "stop"}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_value_of_a_stage_is_named(tmp_path: Path, key: str) -> None:
+    for number, value in itertools.product((0, 1), WRONG[key]):
+        content = one_device([0, 3], 8).to_dict()
+        row = content["stages"][number]
+        (row if key in row else row["configuration"])[key] = value
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError) as error:
+            read_plan(path)
+        said = str(error.value)
+        assert said.startswith(f"{path}: stage {number}: {key}") and "; wanted" in said, value
+        assert all(repr(one) in said for one in (value.values() if isinstance(value, dict) else [value])), said
+
+
+@pytest.mark.parametrize("key", WRONG_OF_PLANS)
+def test_a_wrong_value_of_a_plan_is_named(tmp_path: Path, key: str) -> None:
+    for value in WRONG_OF_PLANS[key]:
+        path = written(one_device([0, 3], 8), tmp_path, **{key: value})
+        with pytest.raises(InputError) as error:
+            read_plan(path)
+        assert str(error.value).startswith(f"{path}: ") and key in str(error.value)
+        assert "; wanted" in str(error.value) or "did you mean" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stages": [1]},
+        {"stages": [None]},
+        {"stages": [{"layers": 3}]},
+        {"stages": [{"start": 0, "stop": 6}]},
+        {"stages": [{"start": 0, "stop": 6, "configuration": None}]},
+        {"stages": [{"start": 0, "stop": 6, "configuration": [1]}]},
+    ],
+)
+def test_a_stage_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"plan\.json: stage 0: .*wanted"):
+        read_plan(written(one_device([0, 3], 8), tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"schedule": "gpipe", "both_ways": True}, "false"), ({"schedule": "chimera", "both_ways": False}, "true")],
+)
+def test_both_ways_and_another_schedule(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"both_ways is .* with schedule .*; wanted.*{message}"):
+        read_plan(written(one_device([0, 3], 8), tmp_path, **changes))
+
+
+@pytest.mark.parametrize("stop", [4, 5, 7, 60])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "chimera", "zbv"])
+def test_other_layers_than_the_models(request_: PlanRequest, tmp_path: Path, schedule: str, stop: int) -> None:
+    content = one_device([0, 3], 8).to_dict() | {"schedule": schedule}
+    content["stages"][1]["stop"] = stop
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(DejavuError, match=f"stage 1: stop is {stop}; the model has 6 layers"):
+        price_own_plan(request_, read_plan(tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"device_type": "V200"},
+        {"devices_per_node": 7, "data_parallel": 7},
+        {"num_nodes": 9, "data_parallel": 9},
+        {"device_type": "T4", "devices_per_node": 3, "tensor_parallel": 3},
+        {"devices_per_node": 4, "data_parallel": 4},
+        {"offload": True},
+        {"offload": {"optimizer": "nvme"}},
+        {"devices_per_node": 2, "tensor_parallel": 2, "expert_parallel": True},
+    ],
+)
+def test_a_stage_that_is_not_possible_is_named(request_: PlanRequest, tmp_path: Path, facts: dict[str, Any]) -> None:
+    content = one_device([0, 3], 8).to_dict()
+    content["stages"][1]["configuration"].update(facts)
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(DejavuError, match=r"^stage 1: "):
+        price_own_plan(request_, read_plan(tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_path: Path, schedule: str) -> None:
+    choice = Planner().plan(replace(request_, searches=("exact",), schedules=(schedule,)))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(choice_to_dict(choice)))
+    plan = read_plan(path)
+    assert plan == choice.plan
+    found = price_own_plan(request_, plan)
+    assert found.simulated_seconds == pytest.approx(choice.simulated_seconds, rel=1e-9)
+    assert tuple(found.range_seconds) == pytest.approx(tuple(choice.range_seconds), rel=1e-9)
+    peaks, own_of = choice.chosen.price.peak_bytes, {s: own for own in plan.ranks for s in own}
+    assert found.peak_bytes_S == pytest.approx([sum(peaks[t] for t in own_of[s]) for s in range(len(plan.stages))])
+    assert (found.formula_seconds is None) == (SCHEDULES[schedule].stages_per_rank > 1)
+    assert found.fits
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_stages_of_a_rank_need_one_configuration(request_: PlanRequest) -> None:
+    plan = one_device([0, 1, 2, 4], 8, "zbv")
+    other = replace(plan.stages[3], configuration=StageConfiguration("T4"))
+    with pytest.raises(DejavuError, match=r"stages \[0, 3\] share the devices of pipeline rank 0 under zbv"):
+        price_own_plan(request_, replace(plan, stages=(*plan.stages[:3], other)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "stage 1: stop is 7"),
+        ({"num_microbatches": 3}, "batch_size 16 does not divide into 3"),
+        ({"slices": [3, 3]}, r"slices: \[3, 3\] are 6 positions"),
+        ({"schedule": "chimera", "num_microbatches": 1}, "schedule: chimera: the plan has 2 stages and 1 microbatches"),
+        ({"schedule": "hanayo_2"}, "schedule hanayo_2 runs 4 stages"),
+    ],
+)
+def test_the_command_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(NODES)
+    (tmp_path / "work.yaml").write_text(json.dumps(WORKLOAD))
+    on = StageConfiguration("V100-SXM2-16GB")
+    plan = written(Plan((Stage(0, 3, on), Stage(3, 7, on)), "1f1b", 8), tmp_path, **changes)
+    words = ["price", str(plan), "--model", str(tmp_path / "work.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
+    with pytest.raises(InputError, match=f"^{re.escape(str(plan))}: {message}"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ A stage holds layers `start` to `stop`, `stop` not included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from dejavu.foundation.registry import named
@@ -200,10 +200,31 @@ class StageConfiguration:
         """Read what `to_dict` gave; what is missing is as where nothing is said.
 
         Raises:
-            PlanError: the fields do not go together.
-            TypeError: one is unknown, or there is no device type.
+            PlanError: a field is unknown, missing or of another kind, or the fields do not go together.
         """
+        known = {one.name: one.default for one in fields(cls)}
+        if not isinstance(data, Mapping):
+            raise PlanError(f"configuration is {data!r:.60}; wanted an object of {', '.join(known)}")
+        for name, value in data.items():
+            if name not in known:
+                raise PlanError(f"unknown key {name!r:.60} in configuration; wanted some of {', '.join(known)}")
+            if name != "offload" and (wanted := _wanted_instead(name, value, known[name])):
+                raise PlanError(f"{name} is {value!r:.60}; wanted {wanted}")
+        if "device_type" not in data:
+            raise PlanError("configuration has no device_type; wanted the name of one of the cluster's")
         return cls(**{**data, "offload": Offload.from_json(data.get("offload", False))})
+
+
+def _wanted_instead(name: str, value: Any, usual: Any) -> str:
+    """Return what a stage's configuration wants in place of a value; empty: it is right."""
+    if usual is MISSING:
+        return "" if isinstance(value, str) else "the name of a device type"
+    if isinstance(usual, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if name == "zero_level":
+        return "" if is_count and 0 <= value <= 3 else "0, 1, 2 or 3"
+    return "" if is_count and value >= 1 else "a whole number, 1 or more"
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
-from dejavu.parallelism import Parallelism
+from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
-from dejavu.plans import Plan, price
+from dejavu.plans import Plan, Price, price
 from dejavu.plans.plan import Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
@@ -32,10 +34,12 @@ from dejavu.simulation import (
     simulate_plan_blocking,
 )
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 from dejavu.workload.slices import slice_lengths
 
 _ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
 FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
+SHARED = "stages share a pipeline rank's devices, whose memory is that of all of them; no formula has their step"
 BLOCKING = "messages block both of their ends, as DeepSpeed's"
 
 
@@ -44,18 +48,18 @@ class OwnPlan:
     """What a plan is predicted to take and to hold.
 
     Attributes:
-        formula_seconds: a step by the searches' formula.
+        formula_seconds: a step by the searches' formula; None: ranks run several stages, which it does not price.
         simulated_seconds: a step, simulated.
         range_seconds: its 90 % range, without what trainings taught.
         is_blocking: messages were simulated as blocking.
         stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
-        peak_bytes_S, capacity_bytes_S: on a device of each stage, which may hold one of another copy as well.
+        peak_bytes_S, capacity_bytes_S: on a device of each stage, with all other stages that it runs.
         away_S: what such a device keeps in its node.
         notes: what a reader should know of the simulation and the prices.
     """
 
     plan: Plan
-    formula_seconds: float
+    formula_seconds: float | None
     simulated_seconds: float
     range_seconds: Range
     is_blocking: bool
@@ -109,37 +113,59 @@ def read_plan(path: Path) -> Plan:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("stages"), list) or not content["stages"]:
-        raise InputError(f"{path}: wanted an object with `stages`, a list of one stage or more")
-    count = content.get("num_microbatches", content.get("microbatches"))
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"{path}: num_microbatches is {count!r}; wanted a whole number, 1 or more")
-    stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(content["stages"]))
+    rows = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows:
+        found = f"stages is {rows!r:.60}" if isinstance(content, dict) else f"found {content!r:.60}"
+        raise InputError(f"{path}: {found}; wanted an object with `stages`, a list of one stage or more")
+    name = next((name for name in ("num_microbatches", "microbatches") if name in content), "num_microbatches")
+    count = content.get(name)
+    if not _is_count(count):
+        raise InputError(f"{path}: {name} is {count!r:.60}; wanted a whole number, 1 or more")
+    stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(rows))
     _check_layers(path, stages)
-    schedule, slices = content.get("schedule", "1f1b"), content.get("slices", [])
-    if not isinstance(slices, list) or not all(isinstance(one, int) and one > 0 for one in slices):
-        raise InputError(f"{path}: slices are {slices!r:.60}; wanted a list of positions, each 1 or more")
-    if schedule == CHIMERA or content.get("both_ways"):
-        return Plan(stages, "1f1b", count, slices=tuple(slices), both_ways=True)
-    named(SCHEDULES, schedule)
-    return Plan(stages, schedule, count, slices=tuple(slices))
+    slices = content.get("slices", [])
+    if not isinstance(slices, list) or not all(map(_is_count, slices)):
+        raise InputError(f"{path}: slices is {slices!r:.60}; wanted a list of positions, each 1 or more")
+    schedule, both_ways = _schedule(path, content)
+    try:
+        SCHEDULES[schedule].num_ranks(len(stages))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return Plan(stages, schedule, count, slices=tuple(slices), both_ways=both_ways)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _schedule(path: Path, content: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the name of the schedule that each copy of the model runs under, and whether there are two."""
+    schedule = content.get("schedule", "1f1b")
+    if not isinstance(schedule, str) or schedule not in (*SCHEDULES, CHIMERA):
+        raise InputError(f"{path}: schedule: {SCHEDULES.unknown(str(schedule), CHIMERA)}")
+    both_ways = content.get("both_ways", schedule == CHIMERA)
+    if not isinstance(both_ways, bool):
+        raise InputError(f"{path}: both_ways is {both_ways!r:.60}; wanted true or false")
+    if both_ways != (schedule == CHIMERA) and schedule != "1f1b":
+        wanted = "true with chimera, or another schedule" if schedule == CHIMERA else "false, or schedule chimera"
+        raise InputError(f"{path}: both_ways is {str(both_ways).lower()} with schedule {schedule}; wanted {wanted}")
+    return "1f1b" if both_ways else schedule, both_ways
 
 
 def _stage(place: str, row: Any) -> Stage:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{place} is {row!r:.60}; wanted an object")
-    span = row.get("layers", row)
-    ends = [span.get(name) if isinstance(span, Mapping) else None for name in ("start", "stop")]
-    if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
-        raise InputError(f"{place}: start and stop are {ends[0]!r} and {ends[1]!r}; wanted whole numbers")
+    span = row.get("layers", row) if isinstance(row, Mapping) else row
+    if not isinstance(row, Mapping) or not isinstance(span, Mapping):
+        key = "" if span is row else "layers "
+        raise InputError(f"{place}: {key}is {span!r:.60}; wanted an object with start and stop")
+    for name, least in (("start", 0), ("stop", 1)):
+        end = span.get(name)
+        if not isinstance(end, int) or isinstance(end, bool) or end < least:
+            raise InputError(f"{place}: {name} is {end!r:.60}; wanted a whole number, {least} or more")
     try:
         configuration = StageConfiguration.from_dict(row.get("configuration", {}))
-    except TypeError as error:
-        fields = ", ".join(StageConfiguration.__dataclass_fields__)
-        raise InputError(f"{place}: configuration: {error}; wanted an object of {fields}") from error
     except PlanError as error:
         raise InputError(f"{place}: {error}") from error
-    return Stage(int(ends[0] or 0), int(ends[1] or 0), configuration)
+    return Stage(span["start"], span["stop"], configuration)
 
 
 def _check_layers(path: Path, stages: Sequence[Stage]) -> None:
@@ -163,50 +189,117 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
             than stages.
 
     Raises:
-        InputError: the cluster, the batch or the model does not allow a stage; blocking, and another schedule.
-        PlanError: the layers are not the model's, or there are too few devices.
+        InputError: the model cannot be captured.
+        PlanError: the plan does not go with the workload, the cluster or the model; the message names a stage where one
+            is wrong. So it is where messages block under another schedule than 1F1B.
         CostError: a number is missing.
     """
-    if named(SCHEDULES, plan.schedule).stages_per_rank > 1:
-        raise InputError(f"schedule {plan.schedule} runs several stages on a rank; wanted 1f1b, gpipe or chimera")
-    workload, plan = _told(request.workload, plan)
-    few = plan.num_microbatches * plan.num_slices < len(plan.stages)
+    try:
+        split_into(request.workload, plan.num_microbatches)
+        workload, plan = _told(request.workload, plan)
+    except InputError as error:
+        raise PlanError(str(error)) from error
+    _check_stages(plan, len(layers_of(workload)))
+    count, P = plan.num_microbatches, len(plan.ranks)
+    few = count * plan.num_slices < P
     is_blocking = is_blocking or few
     if is_blocking and (plan.schedule != "1f1b" or plan.slices or plan.both_ways):
-        found = f"{plan.num_microbatches} microbatches on {len(plan.stages)} stages" if few else "blocking messages"
-        raise InputError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
+        found = f"{count} microbatches on {P} pipeline ranks" if few else "blocking messages"
+        raise PlanError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
     configurations = tuple(dict.fromkeys(stage.configuration for stage in plan.stages))
     spread = Parallelism(only=configurations, also_unsplit=True)
-    schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (plan.num_microbatches,)
+    schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (count,)
     prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
-    priced = prices.priced(plan.num_microbatches)
-    costs = priced.problem.costs
-    assert isinstance(costs, AdditiveCosts)
-    any_bytes_C = np.full(len(configurations), _ANY_BYTES)
-    roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
-    problem = replace(priced.problem, costs=roomy, max_stages=None)
+    priced = _priced(prices, plan)
     step_of = simulate_plan_blocking if is_blocking else _beside_computing
     simulated = step_of(priced, plan, None).step_seconds
-    if plan.both_ways:
-        by_formula = price_of_simulated(priced, plan, simulate_plan(priced, plan))
-        by_formula = replace(by_formula, step_seconds=both_ways_seconds(priced, plan))
-    else:
-        by_formula = price(problem, plan)
+    parts, formula_seconds, in_flight = _parts(priced, plan)
     errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
     host = prices.assumed_host(plan, simulated)
-    rooms = [costs.capacity_bytes_C[problem.index(stage.configuration)] for stage in plan.stages]
+    costs, own_S = priced.problem.costs, {s: own for own in plan.ranks for s in own}
+    assert isinstance(costs, AdditiveCosts)
+    rooms = [costs.capacity_bytes_C[priced.problem.index(stage.configuration)] for stage in plan.stages]
+    away = [priced.away(stage, in_flight[s]) for s, stage in enumerate(plan.stages)]
     return OwnPlan(
         plan=plan,
-        formula_seconds=by_formula.step_seconds,
+        formula_seconds=formula_seconds,
         simulated_seconds=simulated,
         range_seconds=errors,
         is_blocking=is_blocking,
-        stage_seconds_S=tuple(plan.num_slices * seconds for seconds in by_formula.stage_seconds),
-        peak_bytes_S=by_formula.peak_bytes,
+        stage_seconds_S=tuple(plan.num_slices * seconds for seconds in parts.stage_seconds),
+        peak_bytes_S=tuple(sum(parts.peak_bytes[t] for t in own_S[s]) for s in range(len(plan.stages))),
         capacity_bytes_S=tuple(map(float, rooms)),
-        away_S=tuple(priced.away(stage, problem.in_flight(s, len(plan.stages))) for s, stage in enumerate(plan.stages)),
-        notes=(*((FEW if few else BLOCKING,) if is_blocking else ()), *((str(host),) if host else ())),
+        away_S=tuple(_together([away[t] for t in own_S[s]]) for s in range(len(plan.stages))),
+        notes=(
+            *((FEW if few else BLOCKING,) if is_blocking else ()),
+            *((SHARED,) if len(plan.ranks) < len(plan.stages) else ()),
+            *((str(host),) if host else ()),
+        ),
     )
+
+
+def _parts(priced: PricedProblem, plan: Plan) -> tuple[Price, float | None, Sequence[int]]:
+    """Return the plan's price, its step by a formula where there is one, and what each stage has in flight."""
+    problem, S = priced.problem, len(plan.stages)
+    if plan.both_ways or len(plan.ranks) < S:
+        simulated = simulate_plan(priced, plan)
+        by_formula = both_ways_seconds(priced, plan) if plan.both_ways else None
+        return price_of_simulated(priced, plan, simulated), by_formula, simulated.in_flight
+    costs = problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    any_bytes_C = np.full(costs.num_configurations, _ANY_BYTES)
+    roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
+    found = price(replace(problem, costs=roomy, max_stages=None), plan)
+    return found, found.step_seconds, [problem.in_flight(s, S) for s in range(S)]
+
+
+def _together(away: Sequence[Away]) -> Away:
+    """Return what a device keeps in its node of all stages that it runs."""
+    in_memory, on_disk = sum(one.host_bytes for one in away), sum(one.disk_bytes for one in away)
+    return away[0]._replace(host_bytes=in_memory, disk_bytes=on_disk)
+
+
+def _check_stages(plan: Plan, num_layers: int) -> None:
+    """Check that the stages are the model's layers, and that those of a pipeline rank can share its devices.
+
+    Raises:
+        PlanError: they are not, or cannot; the message names the stage.
+    """
+    s = next((s for s, stage in enumerate(plan.stages) if stage.stop > num_layers), len(plan.stages) - 1)
+    if (stop := plan.stages[s].stop) != num_layers:
+        raise PlanError(f"stage {s}: stop is {stop}; the model has {num_layers} layers, where the last stage stops")
+    for rank in range(len(plan.ranks)):
+        plan.rank_configuration(rank)
+    for s, stage in enumerate(plan.stages):
+        if named(SCHEDULES, plan.schedule).splits_backward and not stage.configuration.comes_back_in_parts:
+            raise PlanError(
+                f"stage {s}: {plan.schedule} runs the backward pass in two parts, and what is offloaded comes back for "
+                "one; wanted another schedule, or offload false"
+            )
+
+
+def _priced(prices: Prices, plan: Plan) -> PricedProblem:
+    """Return the problem of the plan's configurations, on devices that the cluster has.
+
+    Raises:
+        PlanError: a stage is not possible, or there are too few devices.
+    """
+    try:
+        priced = prices.priced(plan.num_microbatches)
+    except NotPossibleError as error:
+        s = [stage.configuration for stage in plan.stages].index(error.configuration)
+        raise PlanError(f"stage {s}: {error}") from error
+    problem, used = priced.problem, Counter[str]()
+    for s, stage in enumerate(plan.stages):
+        if not np.isfinite(problem.costs.stage_seconds(stage.start, stage.stop, problem.index(stage.configuration))):
+            raise PlanError(f"stage {s}: {stage}: not all of these layers can run so")
+    for rank in range(len(plan.ranks)):
+        one = plan.rank_configuration(rank)
+        used[one.device_type] += one.num_devices
+    for name, count in used.items():
+        if count > (have := problem.device_counts[name]):
+            raise PlanError(f"the plan uses {count} × {name}; the cluster has {have}")
+    return priced
 
 
 def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:
