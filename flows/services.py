@@ -46,9 +46,7 @@ from flows.service_record import (
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
-DEPLOY_SECONDS = (
-    600.0  # all flows are imported; beside tests of measurements, which go first on their cores, 180 were not enough
-)
+DEPLOY_SECONDS = 600.0  # beside measurements, which go first on their cores, 180 were not enough
 TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
 
 
@@ -260,9 +258,8 @@ def _deploy(project: Path, environment: dict[str, str]) -> None:
             timeout=DEPLOY_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        said = b"".join(filter(None, (error.stdout, error.stderr))).decode(
-            errors="replace"
-        )  # bytes, whatever was asked
+        # Bytes, though text was asked for.
+        said = b"".join(filter(None, (error.stdout, error.stderr))).decode(errors="replace")
         raise DejavuError(
             f"`prefect deploy --all` did not end within {DEPLOY_SECONDS:g} s, and was ended; try again when less runs "
             f"on this machine. {f'It said: {said[-3000:]}' if said else 'It had said nothing'}"
