@@ -162,8 +162,12 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(long: Workload, s
     job, ballast = job_of(long, small_disk / "run"), small_disk / "ballast"
 
     def fill() -> None:
-        free = psutil.disk_usage(str(small_disk)).free
-        ballast.write_bytes(b"x" * (free - 200_000))  # a checkpoint takes more; logs and progress still fit
+        while not ballast.exists():
+            free = psutil.disk_usage(str(small_disk)).free
+            try:
+                ballast.write_bytes(b"x" * (free - 200_000))  # a checkpoint takes more; logs and progress still fit
+            except OSError:  # a checkpoint was just being written
+                ballast.unlink()
 
     with pytest.raises(RankError, match=r"step-\d+\.partial was not saved.* needs [\d,]+ bytes.* free") as caught:
         launch(job, on_step=once(fill, 22))

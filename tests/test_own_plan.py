@@ -46,21 +46,6 @@ def written(plan: Plan, folder: Path, **changes: Any) -> Path:
     return folder / "plan.json"
 
 
-def test_the_planners_own_plan_has_the_planners_prices(request_: PlanRequest, tmp_path: Path) -> None:
-    choice: Choice = Planner().plan(replace(request_, searches=("exact",), schedules=("1f1b",)))
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(choice_to_dict(choice)))
-    plan = read_plan(path)
-    assert plan == choice.plan
-    found = price_own_plan(request_, plan)
-    assert found.simulated_seconds == pytest.approx(choice.simulated_seconds, rel=1e-9)
-    assert tuple(found.range_seconds) == pytest.approx(tuple(choice.range_seconds), rel=1e-9)
-    assert found.formula_seconds == pytest.approx(choice.chosen.price.step_seconds, rel=1e-9)
-    assert found.peak_bytes_S == pytest.approx(choice.chosen.price.peak_bytes)
-    assert choice.assumed_host is not None  # the model is small: its hosts' launches are most of the step
-    assert found.fits and found.notes == (str(choice.assumed_host),)
-
-
 def test_fewer_microbatches_than_stages(request_: PlanRequest, tmp_path: Path) -> None:
     for count in (1, 2, 4):
         plan = read_plan(written(one_device([0, 1, 2, 4], count), tmp_path))
@@ -237,7 +222,7 @@ def test_a_stage_that_is_not_possible_is_named(request_: PlanRequest, tmp_path: 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_path: Path, schedule: str) -> None:
-    choice = Planner().plan(replace(request_, searches=("exact",), schedules=(schedule,)))
+    choice: Choice = Planner().plan(replace(request_, searches=("exact",), schedules=(schedule,)))
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(choice_to_dict(choice)))
     plan = read_plan(path)
@@ -248,6 +233,9 @@ def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_p
     peaks, own_of = choice.chosen.price.peak_bytes, {s: own for own in plan.ranks for s in own}
     assert found.peak_bytes_S == pytest.approx([sum(peaks[t] for t in own_of[s]) for s in range(len(plan.stages))])
     assert (found.formula_seconds is None) == (SCHEDULES[schedule].stages_per_rank > 1)
+    if found.formula_seconds is not None:
+        assert found.formula_seconds == pytest.approx(choice.chosen.price.step_seconds, rel=1e-9)
+    assert choice.assumed_host is not None  # the model is small: its hosts' launches are most of the step
     assert found.fits
     json.dumps(found.to_dict(), allow_nan=False)
 
