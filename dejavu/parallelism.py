@@ -1,4 +1,4 @@
-"""The ways in which a stage may be spread over devices: meshes that pack, and what their devices do side by side."""
+"""The ways in which a stage may be spread over devices: on which meshes, and what their devices do side by side."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import gcd
 from typing import Any
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.meshes import Part, meshes
 from dejavu.foundation.errors import InputError
 from dejavu.plans import Offload, StageConfiguration
 
@@ -113,6 +114,7 @@ class Parallelism:
         sequence_length: int = 0,
         num_experts: int = 0,
         context_length: int = 0,
+        part: Part | None = None,
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 
@@ -123,6 +125,7 @@ class Parallelism:
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
             num_experts: of which devices may hold equal numbers whole; 0: none can be.
             context_length: what replicas may split into equal parts through all layers; 0: the model cannot be run so.
+            part: whose meshes are meant; None: those of every part of the cluster.
 
         Raises:
             NotPossibleError: one of `only` is not possible.
@@ -139,7 +142,7 @@ class Parallelism:
         return tuple(
             replace(configuration, offload=offload) if offload else configuration
             for name in cluster.device_counts
-            for nodes, per_node in meshes(cluster, name)
+            for nodes, per_node in (part[name].meshes if part else meshes(cluster, name))
             for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
             for plain in self._with_context_parallel(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
@@ -232,56 +235,6 @@ def _missing_place(offload: Offload, cluster: Cluster, device_type: str) -> str:
     if offload.optimizer == "nvme" and cluster.nvme_of(device_type) is None:
         return "nvme: {size: …, read: …, write: …}"
     return ""
-
-
-def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
-    """The (nodes, devices per node) that a stage on this type may take, small ones first.
-
-    Any stages of these that do not need more devices than there are can be placed with none across a node's border,
-    without looking at the other stages: `bind` gives out devices in the cluster's order, larger stages first. Proof:
-    cut every node into blocks of `block` devices, the greatest common divisor of what nodes hold of the type (one block
-    a node where nodes are alike). Stages of whole blocks come first, so each begins where a block begins; then parts of
-    a block, from a chain in which every size divides the one before, so each begins at a multiple of its own size and
-    ends inside its block. Sizes that are not in one chain (4 and 6 of 12) would leave holes: two nodes of 12 have room
-    for 6, 4, 4, 4, 3, 3, but not in that order.
-
-    Where nodes differ, a stage of several blocks is priced as one of several nodes, though it may get one node.
-    """
-    per_node = [count for group in cluster.groups if (count := dict(group.devices).get(device_type, 0))]
-    block = gcd(*per_node)
-    num_blocks = sum(dict(group.devices).get(device_type, 0) * group.count for group in cluster.groups) // block
-    inside = [(1, size) for size in reversed(_chain(block))]
-    return (*inside, *((blocks, block) for blocks in range(2, num_blocks + 1)))
-
-
-def sizes_left_out(cluster: Cluster) -> str:
-    """Say which parts of a node stages may take, of types where these are not all powers of two; "" where they are."""
-    said = []
-    for name in cluster.device_types:
-        per_node = [count for group in cluster.groups if (count := dict(group.devices).get(name, 0))]
-        inside = [each for nodes, each in meshes(cluster, name) if nodes == 1] if per_node else []
-        if inside and any(2**k not in inside for k in range(max(per_node).bit_length())):
-            several = f"several times {inside[-1]}" if max(per_node) > inside[-1] else "several nodes"
-            said.append(f"{', '.join(map(str, inside))} or {several} of {name}")
-    return f"stages take {' and '.join(said)}" if said else ""
-
-
-def _chain(size: int) -> list[int]:
-    """From `size` down to 1, each divided by its largest prime: the longest chain, and powers of two stay longest."""
-    chain = [size]
-    while chain[-1] > 1:
-        chain.append(chain[-1] // _largest_prime(chain[-1]))
-    return chain
-
-
-def _largest_prime(number: int) -> int:
-    prime, factor = 1, 2
-    while number > 1:
-        if number % factor:
-            factor += 1
-        else:
-            prime, number = factor, number // factor
-    return prime
 
 
 def _divisors(number: int) -> list[int]:

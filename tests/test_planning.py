@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
-from dejavu.cluster import load_cluster
+from dejavu.binding import bind
+from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bytes
@@ -25,7 +27,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.planner import PROVER
+from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
 from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
@@ -299,7 +301,7 @@ class Given(Prices):
 
     def __init__(self, request: PlanRequest, given: PricedProblem) -> None:
         super().__init__(request)
-        self._posed[given.problem.num_microbatches, (), ()] = given
+        self._posed[given.problem.num_microbatches, (), (), 0] = given
 
 
 def as_request(folder: Path, given: PricedProblem, **changes: Any) -> PlanRequest:
@@ -455,3 +457,60 @@ def test_nothing_heavy_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def of_nodes(nodes: Sequence[int], folder: Path) -> Cluster:
+    """Nodes with so many V100 each."""
+    rows = (
+        f"  - {{name: n{k}, count: 1, devices: {{type: V100-SXM2-16GB, count: {count}}}, "
+        "link: {bandwidth: 150 GB/s, latency: 5 us}}"
+        for k, count in enumerate(nodes)
+    )
+    path = folder / f"{'-'.join(map(str, nodes))}.yaml"
+    path.write_text("\n".join(("nodes:", *rows, "links: {default: {bandwidth: 25 Gbit/s, latency: 25 us}}")))
+    return load_cluster(path)
+
+
+MORE_AND_FEWER = [
+    ((8, 1), (8,)),
+    ((3, 3), (2, 2)),
+    ((7, 7), (6, 6)),
+    ((5, 5), (4, 4)),
+    ((4, 4, 3), (4, 4)),
+    ((7,), (4,)),
+    ((4, 2, 2), (4,)),
+]
+
+
+@pytest.mark.parametrize(("more", "fewer"), MORE_AND_FEWER, ids=str)
+def test_more_devices_are_no_slower_and_every_plan_is_placed(
+    more: tuple[int, ...], fewer: tuple[int, ...], folder: Path
+) -> None:
+    """Nodes of odd or unequal numbers allow whatever some of their devices allow."""
+    wide = workload().model_copy(
+        update={
+            "model_options": {"num_blocks": 3, "width": 4096, "num_heads": 16},
+            "batch_size": 16,
+            "sequence_length": 512,
+        }
+    )
+    many, few = (
+        Planner().plan(request(folder, workload=wide, cluster=of_nodes(nodes, folder), schedules=("1f1b",)))
+        for nodes in (more, fewer)
+    )
+    assert many.simulated_seconds <= few.simulated_seconds * (1 + 1e-3)
+    assert 0 < many.simulated_lower_bound_seconds <= many.simulated_seconds
+    for row in many.considered:
+        for one in row.candidates if row.search != REMEMBERED else ():
+            if one.fits:
+                bound = bind(one.priced.problem, one.plan, many.request.cluster)
+                assert len({row.device for row in bound.placements}) == one.num_devices
+                assert choice_bound(many, one) <= one.simulated_seconds * (1 + 1e-9)
+    again = many.candidate(many.plan)
+    assert again.simulated_seconds == many.simulated_seconds
+    json.dumps(choice_to_dict(many), allow_nan=False)
+
+
+def choice_bound(choice: Choice, one: Candidate) -> float:
+    """What is proved of plans with as many microbatches."""
+    return choice.simulated_bound_seconds(one.plan.num_microbatches)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
+from dejavu.cluster.meshes import Part, parts_of, widths_left_out
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.beside import BUCKET_BYTES, SLOWED, StepLine, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives, stage_transfer
@@ -27,7 +28,7 @@ from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
 from dejavu.graphs.split_loss import CROSS_ENTROPY
-from dejavu.parallelism import Parallelism, meshes, sizes_left_out
+from dejavu.parallelism import Parallelism
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.pricing import price
@@ -382,6 +383,11 @@ CLUSTERS = {
     "alone": cluster_of((7, 1)),
     "unequal": cluster_of((2, 8), (3, 4), (1, 12)),
     "odd": cluster_of((2, 6), (3, 9)),
+    "one less": cluster_of((3, 8), (1, 7)),
+    "one more": cluster_of((1, 8), (1, 1)),
+    "one of seven": cluster_of((1, 7)),
+    "sevens": cluster_of((3, 7)),
+    "fours and eights": cluster_of((4, 8), (4, 4)),
 }
 
 
@@ -400,47 +406,88 @@ def free_problem(stages: list[Stage], cluster: Cluster) -> Problem:
     return Problem(names, hows, cluster.device_counts, costs, np.zeros(L + 1), links, links, "gpipe", 64)
 
 
+def any_stages(part: Part, rng: np.random.Generator) -> list[Stage]:
+    """Stages drawn at random until the part's devices are used up."""
+    share, stages = part[NAME], list[Stage]()
+    left = share.num_devices
+    while fitting := [(n, d) for n, d in share.meshes if n * d <= left]:
+        nodes, each = fitting[rng.integers(len(fitting))]
+        stages.append(Stage(len(stages), len(stages) + 1, StageConfiguration(NAME, nodes, each, nodes * each)))
+        left -= nodes * each
+    return stages
+
+
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
-    """Stages drawn at random until the devices are used up: a stage of one node never gets devices of two."""
-    shapes, rng = meshes(cluster, NAME), np.random.default_rng(1)
-    assert (1, 1) in shapes
-    assert all(nodes * each <= cluster.num_devices for nodes, each in shapes)
-    for _ in range(30):
-        stages: list[Stage] = []
-        left = cluster.num_devices
-        while fitting := [(n, d) for n, d in shapes if n * d <= left]:
-            nodes, each = fitting[rng.integers(len(fitting))]
-            configuration = StageConfiguration(NAME, nodes, each, nodes * each)
-            stages.append(Stage(len(stages), len(stages) + 1, configuration))
-            left -= nodes * each
-        binding = bind(free_problem(stages, cluster), Plan(tuple(stages), "gpipe", 64), cluster)
-        for s, stage in enumerate(stages):
-            devices = [row.device for row in binding.placements if row.pipeline_rank == s]
-            assert len(set(devices)) == stage.configuration.num_devices
-            if stage.configuration.num_nodes == 1:
-                assert len({(device.group, device.node_index) for device in devices}) == 1
-        everything = [row.device for row in binding.placements]
-        assert len(set(everything)) == len(everything)
+def test_any_stages_of_a_part_are_placed(cluster: Cluster) -> None:
+    """Drawn until the part's devices are used up: no block gets devices of two nodes, and no device is given twice."""
+    rng = np.random.default_rng(1)
+    for part in parts_of(cluster):
+        assert (1, 1) in part[NAME].meshes
+        assert all(nodes * each <= part[NAME].num_devices <= cluster.num_devices for nodes, each in part[NAME].meshes)
+        for _ in range(30):
+            stages = any_stages(part, rng)
+            binding = bind(free_problem(stages, cluster), Plan(tuple(stages), "gpipe", 64), cluster)
+            for s, stage in enumerate(stages):
+                rows = [row for row in binding.placements if row.pipeline_rank == s]
+                devices, each = [row.device for row in rows], stage.configuration.devices_per_node
+                assert len(set(devices)) == stage.configuration.num_devices
+                blocks = [devices[k : k + each] for k in range(0, len(devices), each)]
+                assert all(len({(one.group, one.node_index) for one in block}) == 1 for block in blocks)
+            everything = [row.device for row in binding.placements]
+            assert len(set(everything)) == len(everything)
 
 
-@pytest.mark.parametrize("nodes", [(k,) for k in range(1, 17)] + [(8, 1), (8, 4), (4, 3), (7, 7), (16, 8)], ids=str)
-def test_what_stages_cannot_take_of_a_node_is_said(nodes: tuple[int, ...]) -> None:
-    """Wherever a power of two that some node has is no mesh inside a node; and then every size that is one is named."""
-    link = Link(1e10, 1e-5)
-    groups = tuple(NodeGroup(f"g{k}", 1, (), ((NAME, count),), link) for k, count in enumerate(nodes))
-    cluster = Cluster("odd", groups, {NAME: catalogue()[NAME]}, {})
-    inside = {each for count, each in meshes(cluster, NAME) if count == 1}
-    said = sizes_left_out(cluster)
-    assert bool(said) == any(2**k not in inside for k in range(5) if 2**k <= max(nodes))
-    assert not said or {int(word.strip(",")) for word in said.split() if word.strip(",").isdigit()} == inside
+NODES = [(k,) for k in range(1, 17)] + [
+    *((8, 1), (8, 4), (4, 3), (7, 7), (16, 8), (8, 8, 8, 7), (3, 3, 3), (6, 6), (12, 12, 12), (8, 4, 4, 4, 4), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+def test_stages_may_take_powers_of_two_or_it_is_said(nodes: tuple[int, ...]) -> None:
+    """Of all devices together, but where nodes alike are none; then every width that is considered is named."""
+    cluster = cluster_of(*((1, count) for count in nodes))
+    parts = parts_of(cluster)
+    shares = [part[NAME] for part in parts]
+    assert shares[0].num_devices == sum(nodes)
+    assert [share.num_devices for share in shares] == sorted((share.num_devices for share in shares), reverse=True)
+    said, powers = widths_left_out(parts, cluster), {2**k for k in range(5) if 2**k <= max(nodes)}
+    assert bool(said) == (len(shares) > 1 or not powers <= set(shares[0].widths))
+    numbers = {int(word.strip(",")) for word in said.split() if word.strip(",").isdigit()}
+    assert not said or numbers >= {width for share in shares for width in share.widths}
+    if len(nodes) == 1 or nodes in ((8, 1), (8, 4), (16, 8), (8, 8, 8, 7), (1, 1)):
+        assert not said, "all devices can be taken in any powers of two"
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+def test_no_part_could_have_a_device_more(nodes: tuple[int, ...]) -> None:
+    """With one more there are stages that cannot be placed, of which all but the last are as wide as can be."""
+    cluster = cluster_of(*((1, count) for count in nodes))
+    for share in (part[NAME] for part in parts_of(cluster)):
+        if share.num_devices == sum(nodes):
+            continue
+        taken = share.num_devices + 1
+        room = {width: sum(count // width for count in nodes) for width in share.widths}
+        assert any(taken // width > room[width] for width in share.widths)
 
 
 def test_meshes_of_known_clusters() -> None:
-    assert meshes(CLUSTERS["powers"], NAME) == ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8), (4, 8))
-    assert meshes(CLUSTERS["twelve"], NAME) == ((1, 1), (1, 2), (1, 4), (1, 12), (2, 12), (3, 12))
-    assert meshes(CLUSTERS["six"], NAME) == ((1, 1), (1, 2), (1, 6), (2, 6))
-    assert meshes(CLUSTERS["unequal"], NAME)[:4] == ((1, 1), (1, 2), (1, 4), (2, 4))
+    def of(name: str) -> list[tuple[tuple[tuple[int, int], ...], int]]:
+        return [(part[NAME].meshes, part[NAME].num_devices) for part in parts_of(CLUSTERS[name])]
+
+    assert of("powers") == [(((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8), (4, 8)), 32)]
+    assert of("twelve") == [
+        (((1, 1), (1, 2), (1, 4), (1, 12), (2, 12), (3, 12)), 36),
+        (((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8)), 31),
+    ]
+    assert of("six") == [
+        (((1, 1), (1, 2), (1, 6), (2, 6)), 12),
+        (((1, 1), (1, 2), (1, 4), (2, 4)), 11),
+    ]
+    in_fours, in_eights = of("unequal")
+    assert in_fours == (((1, 1), (1, 2), *((blocks, 4) for blocks in range(1, 11))), 40)
+    assert in_eights == (((1, 1), (1, 2), (1, 4), (1, 8), (3, 4), (2, 8), (5, 4), (3, 8), (7, 4)), 31)
+    (one_less,) = of("one less")
+    assert one_less[1] == 31 and set(one_less[0]) >= {(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8), (31, 1)}
 
 
 def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> None:

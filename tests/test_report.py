@@ -152,6 +152,9 @@ class Given(Prices):
     def priced(self, num_microbatches: int) -> PricedProblem:
         return self._given
 
+    def problems(self, num_microbatches: int) -> tuple[PricedProblem, ...]:
+        return (self._given,)
+
     def table_of(self, num_microbatches: int) -> CostTable:
         return self._table
 
@@ -331,7 +334,7 @@ def test_a_plan_without_a_training(html):
 def test_what_is_unknown_is_not_made_up():
     run = make_data(trained=False)
     choice = run.choice
-    unbounded = {count: replace(bound, seconds=0.0) for count, bound in choice.simulated_bounds.items()}
+    unbounded = {place: replace(bound, seconds=0.0) for place, bound in choice.simulated_bounds.items()}
     rows = tuple(row for row in choice.considered if row.search not in BASELINES)
     run = replace(
         run,

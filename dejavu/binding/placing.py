@@ -20,15 +20,20 @@ from dejavu.plans.stage_costs import Floats
 
 
 def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[Place]:
-    """Place each rank on its own kind: large ranks first, each block on the first node that has room.
+    """Place each rank on its own kind: wide blocks first, each on the first node that has room.
 
-    That packs whatever `dejavu.parallelism.meshes` offers; sizes that do not divide one another may need another order.
+    That packs whatever one part of `dejavu.cluster.meshes.parts_of` offers; widths that do not divide one another may
+    need another order.
 
     Raises:
         BindError: too few devices of a kind, or none of its nodes has room for a block.
     """
     free_P, places = site.size_P.copy(), dict[int, Place]()
-    for rank in sorted(range(len(configurations)), key=lambda rank: -configurations[rank].num_devices):
+
+    def widest(rank: int) -> tuple[int, int]:
+        return -configurations[rank].devices_per_node, -configurations[rank].num_devices
+
+    for rank in sorted(range(len(configurations)), key=widest):
         configuration = configurations[rank]
         place = take_block(free_P, site, configuration) if configuration.device_type in site.kinds else None
         if place is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.meshes import Part, counts_of
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
@@ -37,6 +38,7 @@ def price_problem(
     parallelism: Parallelism,
     pass_costs: Mapping[str, PassCost] | None = None,
     backward_parts_L2: Mapping[str, Floats] | None = None,
+    part: Part | None = None,
 ) -> PricedProblem:
     """Price the problem of cutting the layers into stages that may take several devices each.
 
@@ -47,12 +49,14 @@ def price_problem(
 
     Args:
         transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the cluster's types.
+        part: of the cluster, whose devices stages take; None: all, of every part's meshes.
 
     Raises:
         CostError: a number is missing; it names layer and device.
         InputError: no stage can combine its replicas' gradients as the workload wants it.
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
+    device_counts = counts_of(part) if part else cluster.device_counts
     configurations = parallelism.configurations(
         cluster,
         workload.microbatch_size,
@@ -60,14 +64,10 @@ def price_problem(
         0 if workload.in_slices else sequence_length(graph),  # slices go whole through all devices of a stage
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
         0 if workload.compile or workload.in_slices else context_length(graph),
+        part,
     )
     if not configurations:
-        most = max(group.devices_per_node for group in cluster.groups)
-        raise InputError(
-            f"no stage can have {parallelism.min_tensor_parallel} tensor-parallel devices or more: the nodes have up "
-            f"to {most}, and the model splits over up to {most_tensor_parallel(graph)}; wanted a lower "
-            "min_tensor_parallel"
-        )
+        raise _none_possible(cluster, parallelism, most_tensor_parallel(graph))
     configurations = _that_can_combine(configurations, workload, parallelism)
     if slice_lengths(workload):  # splits that were found work on whole sequences
         found_at = {split.degree for layer in graph.layers for split in layer.found}
@@ -78,7 +78,7 @@ def price_problem(
     if not parallelism.only and any(one.offload for one in configurations):
         kept = _worth_keeping_away(configurations, found.costs, workload.num_microbatches)
         if parallelism.offload == OFFLOADS:
-            kept = _fetching_where_needed(kept, configurations, found.costs, cluster, workload)
+            kept = _fetching_where_needed(kept, configurations, found.costs, device_counts, workload)
         configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
@@ -88,7 +88,7 @@ def price_problem(
         Problem(
             layers=tuple(layer.name for layer in graph.layers),
             configurations=configurations,
-            device_counts=cluster.device_counts,
+            device_counts=device_counts,
             costs=replace(found.costs, seconds_CL=runs * found.costs.seconds_CL),
             cut_bytes_L1=graph.cut_bytes_L1 / n,
             link_latency_seconds_CC=links[:, :, 0].copy(),
@@ -107,6 +107,14 @@ def price_problem(
         runs * found.fetched_seconds_CL3,
         found.slices and found.slices.times(runs),
         ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.parameter_bytes for layer in graph.layers]),
+    )
+
+
+def _none_possible(cluster: Cluster, parallelism: Parallelism, most: int) -> InputError:
+    widest = max(group.devices_per_node for group in cluster.groups)
+    return InputError(
+        f"no stage can have {parallelism.min_tensor_parallel} tensor-parallel devices or more: the nodes have up "
+        f"to {widest}, and the model splits over up to {most}; wanted a lower min_tensor_parallel"
     )
 
 
@@ -161,7 +169,7 @@ def _fetching_where_needed(
     kept: list[int],
     configurations: Sequence[StageConfiguration],
     costs: AdditiveCosts,
-    cluster: Cluster,
+    device_counts: Mapping[str, int],
     workload: Workload,
 ) -> list[int]:
     """Return the kept configurations but those that fetch weights where stages alike have room without.
@@ -172,12 +180,12 @@ def _fetching_where_needed(
     others = [c for c in kept if not configurations[c].offload.parameters]
     if len(others) == len(kept):
         return kept
-    in_flight, counts = SCHEDULES[workload.searched_schedule].in_flight, cluster.device_counts
+    in_flight = SCHEDULES[workload.searched_schedule].in_flight
     for c in reversed(others):  # those that keep the most away come last
         one = configurations[c]
         if one.offload.optimizer == "nvme":
             continue
-        most = min(counts[one.device_type] // one.num_devices, _most_stages(workload))
+        most = min(device_counts[one.device_type] // one.num_devices, _most_stages(workload))
         if fits_alone(costs, c, most, in_flight, workload.num_microbatches):
             return others
     return kept

@@ -1,8 +1,8 @@
-"""Lower bounds on the simulated step of any plan of a request, for each number of microbatches."""
+"""Lower bounds on the simulated step of any plan of a request, for each of its problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -34,8 +34,8 @@ class RequestBounds:
     """The bounds on the simulated steps of a request's plans.
 
     Attributes:
-        homes: where the problems of all numbers of microbatches live, in their order.
-        hear: called with the bound over all numbers, as it rises.
+        homes: where the request's problems live, those of all numbers of microbatches; each is known by its place.
+        hear: called with the bound over all problems, as it rises.
     """
 
     request: PlanRequest
@@ -44,57 +44,65 @@ class RequestBounds:
     hear: Callable[[float], None] = unheard
 
     def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
-        """Return lower bounds by number of microbatches, as close to the best step as the budget allows.
+        """Return lower bounds by problem, as close to the best step as the budget allows.
 
-        The bound over all numbers is the least of them. So each gets a little of the budget first; then, side by side,
+        The bound over all problems is the least of them. So each gets a little of the budget first; then, side by side,
         the least one of each home gets as much again as it had, until all are close, the least cannot rise, the budget
         ends, or turns do no more than find that there is nothing to be found.
 
         Args:
             best_seconds: step of the best plan known.
         """
-        counts, workers = self.request.counts, self.homes.num_homes
+        places, workers = self._places, self.homes.num_homes
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
         self._begin(best_seconds)
-        more, found = dict.fromkeys(counts, seconds / (4 * len(counts))), dict[int, SimulatedBound]()
+        more, found = dict.fromkeys(places, seconds / (4 * len(places))), dict[int, SimulatedBound]()
         state, idle = _Progress(0.0, inf, inf, 0.0), 0
         while True:
-            self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
+            self.tell(f"bounding {self._named(more)} microbatches", len(found), len(places))
             found |= self._go_on(more)
             before, state = state, _Progress.of(found, best_seconds)
             self.hear(state.bound_seconds)
             left = seconds - state.spent_seconds
             idle = idle + 1 if state.is_idle_after(before, left) else 0
-            open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
-            open_.sort(key=lambda count: found[count].seconds)
+            open_ = [place for place in places if found[place].seconds < (1 - CLOSE) * best_seconds]
+            open_.sort(key=lambda place: found[place].seconds)
             is_over = left <= LEAST_SHARE * seconds or idle >= MOST_IDLE
             if is_over or not open_ or not found[open_[0]].can_rise:
                 return found
-            least = self._one_of_each_home([count for count in open_ if found[count].can_rise])
-            again = max(found[count].spent_seconds for count in least)  # they run side by side
+            least = self._one_of_each_home([place for place in open_ if found[place].can_rise])
+            again = max(found[place].spent_seconds for place in least)  # they run side by side
             more = dict.fromkeys(least, min(again, left / workers))
 
     def looked(self) -> dict[int, SimulatedBound]:
-        """Bound where no plan is known: each number gets its part of the budget, and returns the plan it found."""
-        counts = self.request.counts
-        self.tell("looking at every schedule", 0, len(counts))
+        """Bound where no plan is known: each problem gets its part of the budget, and returns the plan it found."""
+        places = self._places
+        self.tell("looking at every schedule", 0, len(places))
         self._begin(inf)
-        return self._go_on(dict.fromkeys(counts, self.request.budget_seconds * self.homes.num_homes / len(counts)))
+        return self._go_on(dict.fromkeys(places, self.request.budget_seconds * self.homes.num_homes / len(places)))
 
-    def _one_of_each_home(self, counts: Sequence[int]) -> list[int]:
-        """Return the first of these numbers in each home."""
+    @property
+    def _places(self) -> range:
+        return range(len(self.homes.kept))
+
+    def _named(self, places: Iterable[int]) -> str:
+        counts = (self.homes.kept[place].priced.problem.whole_microbatches for place in places)
+        return ", ".join(map(str, dict.fromkeys(counts)))
+
+    def _one_of_each_home(self, places: Sequence[int]) -> list[int]:
+        """Return the first of these problems in each home."""
         first = dict[int, int]()
-        for count in counts:
-            first.setdefault(self.homes.home_of(self.request.counts.index(count)), count)
+        for place in places:
+            first.setdefault(self.homes.home_of(place), place)
         return list(first.values())
 
     def _begin(self, best_seconds: float) -> None:
         asked = (self.request.listed_schedules, best_seconds)
-        self.homes.each([(k, asked) for k in range(len(self.request.counts))], _begin)
+        self.homes.each([(place, asked) for place in self._places], _begin)
 
     def _go_on(self, seconds: Mapping[int, float]) -> dict[int, SimulatedBound]:
         """Continue each side by side for so much more time."""
-        calls = [(self.request.counts.index(count), (more,)) for count, more in seconds.items()]
+        calls = [(place, (more,)) for place, more in seconds.items()]
         return dict(zip(seconds, self.homes.each(calls, _go_on), strict=True))
 
 
@@ -109,7 +117,7 @@ def _go_on(posed: Posed, seconds: float) -> SimulatedBound:
 
 @dataclass(frozen=True)
 class _Progress:
-    """How far all numbers of microbatches together are.
+    """How far all problems together are.
 
     Attributes:
         bound_seconds, met_seconds: no plan is faster; the fastest one met, or given.

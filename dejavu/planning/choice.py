@@ -93,7 +93,9 @@ class Choice:
         chosen: the candidate with the least predicted step of all that fit.
         origin: the row that the plan came from; its cuts may have been moved since.
         simulator: of the request, for other plans of it.
-        simulated_bounds: by number of microbatches: no plan under any allowed schedule is simulated below.
+        problems: of all numbers of microbatches, one for each part of the cluster that plans may take.
+        simulated_bounds: by the problem's place among them: none of its plans under any allowed schedule is simulated
+            below.
     """
 
     request: PlanRequest
@@ -102,6 +104,7 @@ class Choice:
     chosen: Candidate
     origin: Considered
     simulator: Simulator
+    problems: tuple[PricedProblem, ...]
     simulated_bounds: Mapping[int, SimulatedBound]
 
     @property
@@ -195,12 +198,19 @@ class Choice:
         A search's proof covers plans with one stage on each pipeline rank. Under a schedule that gives a rank two,
         layers that are not neighbours share its memory, and a plan may fit where no such plan does.
         """
-        if self.request.one_stage_a_rank and any(
-            row.proves_infeasible(self.prices.priced(num_microbatches)) for row in self.considered
-        ):
+        return min(map(self._simulated_bound_seconds, self._places_of(num_microbatches)), default=0.0)
+
+    def _simulated_bound_seconds(self, place: int) -> float:
+        """Return the bound of one problem."""
+        priced, found = self.problems[place], self.simulated_bounds.get(place)
+        if self.request.one_stage_a_rank and any(row.proves_infeasible(priced) for row in self.considered):
             return float("inf")
-        found = self.simulated_bounds.get(num_microbatches)
         return 0.0 if found is None else found.seconds  # 0: of both directions and of slices nothing is proved
+
+    def _places_of(self, num_microbatches: int) -> list[int]:
+        """Return the places of the problems with so many microbatches."""
+        problems = enumerate(self.problems)
+        return [place for place, one in problems if one.problem.whole_microbatches == num_microbatches]
 
     @property
     def gap(self) -> float | None:
@@ -223,7 +233,9 @@ class Choice:
 
     def bound_seconds(self, num_microbatches: int) -> float:
         """Return the cost model's lower bound with so many microbatches; inf where there is no plan."""
-        return max(row.lower_bound_seconds for row in self.considered if row.num_microbatches == num_microbatches)
+        problems = [self.problems[place] for place in self._places_of(num_microbatches)]
+        rows = [[row.lower_bound_seconds for row in self.considered if row.priced is one] for one in problems]
+        return min(max(seconds, default=0.0) for seconds in rows)
 
     @property
     def lower_bound_seconds(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_seconds, plural
-from dejavu.parallelism import Parallelism, sizes_left_out
+from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
@@ -133,16 +133,16 @@ class _Planning:
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
         self.heard: tuple[float | None, float | None] = (None, None)
-        self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be searched
+        self.problems: list[PricedProblem] = []  # of all numbers of microbatches
+        self.looked: dict[int, SimulatedBound] = {}  # by problem, where every schedule had to be searched
 
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self._tell
         for done, count in enumerate(counts):
             tell(f"pricing {plural(count, 'microbatch')}", done, len(counts))
-            self.prices.priced(count)
-        priced = [self.prices.priced(count) for count in counts]
-        with self._homes(priced) as homes:
-            return self._choice(priced, homes)
+            self.problems += self.prices.problems(count)
+        with self._homes(self.problems) as homes:
+            return self._choice(self.problems, homes)
 
     @contextmanager
     def _homes(self, priced: Sequence[PricedProblem]) -> Iterator[Homes[Posed]]:
@@ -177,7 +177,8 @@ class _Planning:
         if ranked((chosen, best))[0] is not chosen:
             origin, chosen = other, self.simulator.polished(best)
         origin, chosen = self._unless_kept(origin, chosen)
-        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, raised)
+        problems = tuple(self.problems)
+        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, problems, raised)
 
     def _tell(self, what: str, done: int, total: int) -> None:
         """Report the progress, with the best step so far and the bound, where they are known."""
@@ -226,7 +227,6 @@ class _Planning:
     def _consider_remembered(self) -> None:
         """Add plans that were trained before and answer today's request."""
         for count in self.request.counts:
-            priced = self.prices.priced(count)
             for plan in remembered_plans(
                 self.prices.graph_of(count), self.prices.rows, self.request.workload.accumulate
             ):
@@ -304,15 +304,16 @@ class _Planning:
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
-        sizes = sizes_left_out(request.cluster) if request.spread != Parallelism.one_device() else ""
-        others += f", where {sizes}" if sizes else ""
-        problems = [self.prices.priced(count) for count in counts]
+        widths = self.prices.widths_left_out
+        others += f", where {widths}" if widths else ""
+        problems = self.problems
+        last = next(one for one in problems if one.problem.whole_microbatches == counts[-1])  # on most devices
         proved = all(map(self._is_proved_empty, problems))
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
-            answer = Question(PROVER, problems[-1], EXPLAIN_SECONDS).answer()  # with time for a good sentence
+            answer = Question(PROVER, last, EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
                 return answer, f"in {counts[-1]} microbatches{others}: {answer}"
-        own = [row for row in self.rows if row.priced is problems[-1] and row.search not in QUICK]
+        own = [row for row in self.rows if row.priced is last and row.search not in QUICK]
         said = next((str(row.answer) for row in reversed(own) if not isinstance(row.answer, SearchResult)), "")
         reason = said or "the plans that were found do not fit their memory"
         if proved:
@@ -329,8 +330,8 @@ class _Planning:
 
     def _is_empty(self, priced: PricedProblem) -> bool:
         """Return whether it is proved that no plan fits under any allowed schedule."""
-        looked = self.looked.get(priced.problem.num_microbatches)
-        return looked is not None and has_no_plan(priced, looked)
+        place = next(place for place, one in enumerate(self.problems) if one is priced)
+        return place in self.looked and has_no_plan(priced, self.looked[place])
 
     def _meet(self, bounds: RequestBounds) -> None:
         """Look for a plan under every allowed schedule with the bound's search, where no other search found one.
@@ -340,24 +341,23 @@ class _Planning:
         if not self._has_bounds:
             return
         self.looked = bounds.looked()
-        for count, bound in self.looked.items():
-            self._consider_met(count, bound)
+        self._consider_met(self.looked)
 
     def _raised(self, bounds: RequestBounds, chosen: Candidate) -> dict[int, SimulatedBound]:
-        """Return lower bounds on the simulated step by number of microbatches; plans found meanwhile are candidates."""
+        """Return lower bounds on the simulated step by problem; plans found meanwhile are candidates."""
         if not self._has_bounds:
             return {}
         found = bounds.raised(chosen.simulated_seconds)
-        for count, bound in found.items():
-            self._consider_met(count, bound)
+        self._consider_met(found)
         return found
 
-    def _consider_met(self, count: int, bound: SimulatedBound) -> None:
-        """Add the plan that was found while this was proved."""
-        if bound.plan is not None:
-            met = self.simulator.candidate(self.prices.priced(count), bound.plan)
-            if met.fits:
-                self.rows.append(Considered(MET, met.priced, None, (met,)))
+    def _consider_met(self, bounds: Mapping[int, SimulatedBound]) -> None:
+        """Add the plans that were found while these were proved."""
+        for place, bound in bounds.items():
+            if bound.plan is not None:
+                met = self.simulator.candidate(self.problems[place], bound.plan)
+                if met.fits:
+                    self.rows.append(Considered(MET, met.priced, None, (met,)))
 
 
 def _devices(plan: Plan) -> Counter[str]:

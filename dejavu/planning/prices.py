@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.meshes import Part, parts_of, widths_left_out
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.memory import ForEachByte
@@ -110,19 +111,62 @@ class Prices:
         """Return what each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.run_size // num_microbatches).table
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The ways in which plans may take devices of the cluster; one, where a stage is one device."""
+        parts = parts_of(self.request.cluster)
+        return parts[:1] if self._is_one_device else parts
+
+    @property
+    def widths_left_out(self) -> str:
+        """How stages may take devices of a node, where not every power of two is considered; else ""."""
+        return "" if self._is_one_device else widths_left_out(self.parts, self.request.cluster)
+
+    @property
+    def _is_one_device(self) -> bool:
+        spread = self.request.spread
+        return spread.max_data_parallel == 1 and spread.max_tensor_parallel == 1
+
+    def problems(self, num_microbatches: int) -> tuple[PricedProblem, ...]:
+        """Return the problems with so many microbatches, one for each part of the cluster with stages of its own.
+
+        Raises:
+            CostError: a number is missing; it names layer and device.
+            InputError: no part has a stage as it is wanted.
+        """
+        if self.request.spread.only:
+            return (self.priced(num_microbatches),)
+        found, errors = list[PricedProblem](), list[InputError]()
+        for part in range(len(self.parts)):
+            try:
+                one = self.priced(num_microbatches, part=part)
+            except InputError as error:
+                errors.append(error)
+                continue
+            if not any(_has_all_of(other, one) for other in found):
+                found.append(one)
+        if not found:
+            raise errors[0]
+        return tuple(found)
+
     def priced(
-        self, num_microbatches: int, slices: tuple[int, ...] = (), only: tuple[StageConfiguration, ...] = ()
+        self,
+        num_microbatches: int,
+        slices: tuple[int, ...] = (),
+        only: tuple[StageConfiguration, ...] = (),
+        part: int = 0,
     ) -> PricedProblem:
         """Return the problem with so many microbatches, and what simulating its plans needs besides.
 
         Args:
             slices: positions of each slice of a sequence; empty: as the workload says.
             only: these configurations alone; empty: as the request says.
+            part: of the cluster, whose devices stages take, unless they are named.
 
         Raises:
             CostError: a number is missing; it names layer and device.
         """
-        key = num_microbatches, slices or slice_lengths(self.request.workload), only
+        key = num_microbatches, slices or slice_lengths(self.request.workload), only, part
         if key not in self._posed:
             request = self.request
             graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
@@ -134,6 +178,7 @@ class Prices:
                 replace(request.spread, only=only, also_unsplit=True) if only else request.spread,
                 {name: pass_cost(self.rows, name) for name in types},
                 {name: backward_parts(self.rows, graph, name) for name in types},
+                None if only or request.spread.only else self.parts[part],
             )
         return self._posed[key]
 
@@ -143,9 +188,10 @@ class Prices:
         Raises:
             CostError: a number is missing; it names layer and device.
         """
-        if plan.slices == slice_lengths(self.request.workload):
-            return self.priced(plan.num_microbatches)
         used = {stage.configuration: None for stage in plan.stages}
+        if plan.slices == slice_lengths(self.request.workload):
+            problems = self.problems(plan.num_microbatches)
+            return next((one for one in problems if used.keys() <= set(one.problem.configurations)), problems[0])
         return self.priced(plan.num_microbatches, plan.slices, tuple(used))
 
     def assumed_host(self, plan: Plan, step_seconds: float) -> AssumedHost | None:
@@ -212,6 +258,14 @@ class Prices:
             table, found = remember_stages(table, graph, self.rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]
         return PricedParts(graph, table)
+
+
+def _has_all_of(one: PricedProblem, other: PricedProblem) -> bool:
+    """Return whether every plan of the other problem is one of this."""
+    ours, theirs = one.problem, other.problem
+    return set(theirs.configurations) <= set(ours.configurations) and all(
+        count <= ours.device_counts[name] for name, count in theirs.device_counts.items()
+    )
 
 
 def under_gpipe_memory(priced: PricedProblem) -> PricedProblem:

@@ -12,7 +12,6 @@ from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.graphs.capture import COMPILED
-from dejavu.parallelism import sizes_left_out
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
 from dejavu.plans import Plan
@@ -150,8 +149,8 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
-    if sizes := sizes_left_out(choice.request.cluster):
-        parts.append(f"where {sizes}")
+    if widths := choice.prices.widths_left_out:
+        parts.append(f"where {widths}")
     workload = choice.request.workload
     could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
     could_share &= not workload.in_slices and choice.request.cluster.num_devices > 1

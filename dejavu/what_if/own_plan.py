@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from dejavu.binding import BindError, bind_in_order
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
@@ -282,7 +283,7 @@ def _priced(prices: Prices, plan: Plan) -> PricedProblem:
     """Return the problem of the plan's configurations, on devices that the cluster has.
 
     Raises:
-        PlanError: a stage is not possible, or there are too few devices.
+        PlanError: a stage is not possible, or there are too few devices, in all or together on nodes.
     """
     try:
         priced = prices.priced(plan.num_microbatches)
@@ -299,6 +300,10 @@ def _priced(prices: Prices, plan: Plan) -> PricedProblem:
     for name, count in used.items():
         if count > (have := problem.device_counts[name]):
             raise PlanError(f"the plan uses {count} × {name}; the cluster has {have}")
+    try:
+        bind_in_order(plan, prices.request.cluster)
+    except BindError as error:
+        raise PlanError(str(error)) from error
     return priced
 
 

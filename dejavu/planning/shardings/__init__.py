@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dejavu.cluster.meshes import meshes
 from dejavu.cost.kernels.sharding import layer_kernels
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.graphs.capture import Form, loss_of, on_kind
 from dejavu.graphs.graph import DTYPES, FoundSplit, Graph
 from dejavu.graphs.layer_trace import built
-from dejavu.parallelism import meshes
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.shardings.prices import prices_on
 from dejavu.profiles import ProfileDatabase

@@ -1,0 +1,146 @@
+"""Of how many devices on how many nodes a stage may be, so that the stages of a plan can be placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
+
+from dejavu.cluster.records import Cluster
+
+LEAST_SHARE = 2 / 3  # of a type's devices, that widths have to leave for stages
+
+
+@dataclass(frozen=True)
+class Share:
+    """How stages may take devices of one type: blocks of equal width, each on one node.
+
+    Attributes:
+        widths: devices that a stage of one block may have, rising.
+        repeated: those widths of which a stage may take several blocks.
+        num_blocks: how many blocks of each repeated width the nodes hold.
+        num_devices: which stages of these may take together, and can then be placed.
+    """
+
+    widths: tuple[int, ...]
+    repeated: tuple[int, ...]
+    num_blocks: tuple[int, ...]
+    num_devices: int
+
+    @property
+    def meshes(self) -> tuple[tuple[int, int], ...]:
+        """The (nodes, devices per node) of a stage, small ones first; of a number of devices the fewest nodes."""
+        found = {width: (1, width) for width in self.widths}
+        for width, most in zip(self.repeated, self.num_blocks, strict=True):
+            for blocks in range(2, min(most, self.num_devices // width) + 1):
+                found.setdefault(blocks * width, (blocks, width))
+        return tuple(found[size] for size in sorted(found))
+
+
+Part = Mapping[str, Share]  # by device type: what the stages of one plan may take
+
+
+def parts_of(cluster: Cluster) -> tuple[Part, ...]:
+    """Return the ways in which plans may take devices of the cluster; the one with most devices is the first.
+
+    Stages of one part that take no more devices than it has can be placed with no block across a node's border, without
+    looking at other stages: `bind` gives out blocks in the cluster's order, wide ones first. Proof: in a chain of
+    widths each divides the next. So a block of width w begins in its node where all before it took a multiple of w,
+    and the nodes have room for Σ ⌊n / w⌋ blocks of that width and wider ones, counted in blocks of w, wherever those
+    went. No more are needed as long as all devices taken are fewer than w times one more. On a single node whatever
+    there is room for can be placed.
+
+    Where nodes differ, widths that all nodes are multiples of leave no device idle, and wide ones may leave some.
+    Types are varied together.
+    """
+    shares = {name: _shares(_nodes(cluster, name)) for name in cluster.device_counts}
+    most = max(map(len, shares.values()))
+    return tuple({name: own[min(k, len(own) - 1)] for name, own in shares.items()} for k in range(most))
+
+
+def counts_of(part: Part) -> dict[str, int]:
+    """Return how many devices of each type stages may take together."""
+    return {name: share.num_devices for name, share in part.items()}
+
+
+def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
+    """Return the (nodes, devices per node) that a stage on this type may have in any part, small ones first."""
+    found = {mesh: None for share in _shares(_nodes(cluster, device_type)) for mesh in share.meshes}
+    return tuple(sorted(found, key=lambda mesh: (mesh[0] * mesh[1], mesh)))
+
+
+def widths_left_out(parts: Sequence[Part], cluster: Cluster) -> str:
+    """Say how stages may take devices of types where not every power of two may be taken of every node; else ""."""
+    said = []
+    for name, total in cluster.device_counts.items():
+        shares = list(dict.fromkeys(part[name] for part in parts))
+        powers = {2**k for k in range(max(_nodes(cluster, name)).bit_length())}
+        if len(shares) > 1 or not powers <= set(shares[0].widths):
+            said.append(f"{'; or '.join(_said(share, total) for share in shares)} of {name}")
+    return f"the stages of a plan take {'; and '.join(said)}" if said else ""
+
+
+def _said(share: Share, total: int) -> str:
+    of_all = f" and up to {share.num_devices} in all" if share.num_devices < total else ""
+    return f"{_either(share.widths)} devices of a node{of_all}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _nodes(cluster: Cluster, device_type: str) -> list[int]:
+    """Return how many devices of the type each node has that has any."""
+    return [
+        count for group in cluster.groups for count in [dict(group.devices).get(device_type, 0)] * group.count if count
+    ]
+
+
+def _shares(nodes: Sequence[int]) -> list[Share]:
+    """Return the shares with most devices first, but those that another one has everything of."""
+    common, widest = gcd(*nodes), max(nodes)
+    if len(nodes) == 1:
+        widths = {*_chain(widest), *_chain(_power(widest))}
+        return [Share(tuple(sorted(widths)), (), (), widest)]
+    tops = [common, *sorted({_power(count) for count in nodes})]
+    if common == widest and widest % 2:
+        tops.append(widest - 1)
+    shares = [_share(top, common, nodes) for top in dict.fromkeys(tops) if top]
+    shares.sort(key=lambda share: (-share.num_devices, -len(share.widths)))
+    kept = list[Share]()
+    for share in shares:
+        needless = any(set(share.widths) <= set(other.widths) for other in kept)
+        if not needless and share.num_devices >= LEAST_SHARE * sum(nodes):
+            kept.append(share)
+    return kept
+
+
+def _share(top: int, common: int, nodes: Sequence[int]) -> Share:
+    widths = tuple(_chain(top))
+    room = {width: sum(count // width for count in nodes) for width in widths}
+    most = min(sum(nodes), *(width * (room[width] + 1) - 1 for width in widths))
+    repeated = (top, common) if common in widths and common != top else (top,)
+    return Share(widths, repeated, tuple(room[width] for width in repeated), most)
+
+
+def _chain(size: int) -> list[int]:
+    """From 1 up to `size`, each a part of the next, by its smallest primes first: powers of two stay longest."""
+    return list(accumulate(_primes(size), int.__mul__, initial=1))
+
+
+def _primes(number: int) -> Iterator[int]:
+    """Yield the prime factors, rising."""
+    factor = 2
+    while number > 1:
+        if number % factor:
+            factor += 1
+        else:
+            number //= factor
+            yield factor
+
+
+def _power(number: int) -> int:
+    """Return the largest power of two that is not larger."""
+    return 1 << (number.bit_length() - 1)
