@@ -214,7 +214,7 @@ def test_the_optimizer_s_state_is_what_leaves_a_device_and_its_way_is_priced(tmp
             continue
         shards = configuration.data_parallel if configuration.zero_level else 1
         np.testing.assert_allclose(away_L, 2 * weights_L / shards)
-        here_L = prices._parallel.passes(twin, LONG.microbatch_size).optimizer_L
+        here_L = prices._parallel.computing.passes(twin, LONG.microbatch_size).optimizer_L
         seconds_L = (weights_L / shards) * (3 / 20e9 + 7 / (100e9 / 4))
         if configuration.offload.optimizer == "nvme":
             seconds_L += away_L / 2e9 + away_L / 1e9

@@ -1,8 +1,7 @@
 """Costs of each layer under each stage configuration: at a replica's microbatch, on a tensor-parallel part.
 
 All stages see the same B microbatches of m examples; a stage with r replicas splits each over them (Alpa, Zheng et al.,
-OSDI 2022), so its layers are captured and priced at m / r examples. Measurements are kept: a prediction only gives the
-factor by which a smaller microbatch or a part of a layer is faster.
+OSDI 2022), so its layers are captured and priced at m / r examples.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions, C = stage configurations.
 """
@@ -14,22 +13,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, HostMemory, Nvme
 from dejavu.cost.collectives.beside import beside_products, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, COMPARED_BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.collectives.of_layers import layer_moves
-from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
+from dejavu.cost.estimates import CostError
 from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import SliceOfTokens, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.offload.weights import arriving_bytes, fetching_seconds, summing_seconds
-from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
+from dejavu.cost.parts import Passes, PricedParts, StagePasses, ratio
 from dejavu.cost.sources.predicted import Predicted
-from dejavu.cost.work import recomputed_share
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
 from dejavu.plans.priced_problem import OnDisk, SlicePrices
@@ -37,7 +34,6 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 from dejavu.workload.slices import slice_lengths, slice_spans
 
-Bools = NDArray[np.bool_]
 _SMALL_BYTES = 1.0  # of a message whose latency is all that counts
 
 
@@ -91,6 +87,9 @@ class ParallelPrices:
         predicted: prices parts of layers.
         sends_beside_products: devices that split weights and the sequence send beside their products, as other
             software does (`beside_products`).
+
+    Attributes:
+        computing: what of it is no communication, and no copying.
     """
 
     def __init__(
@@ -104,54 +103,11 @@ class ParallelPrices:
     ) -> None:
         self._cluster, self._collectives = cluster, collectives
         self._sends_beside_products = sends_beside_products
-        self._at, self._priced = at, dict[int, PricedParts]()
-        self._known_shares: dict[tuple[int, str], Floats] = {}
-        self._known_trust: dict[tuple[int, str, int], Bools] = {}
-        self._parts = PartPrices(cluster, self.at, predicted)
+        self.computing = StagePasses(cluster, at, predicted)
 
     def at(self, microbatch_size: int) -> PricedParts:
-        if microbatch_size not in self._priced:
-            self._priced[microbatch_size] = self._at(microbatch_size)
-        return self._priced[microbatch_size]
-
-    def computing_seconds(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> list[float]:
-        """Add up each one's passes over all layers, recomputing included and communication left out.
-
-        Raises:
-            CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
-        """
-        self._ask(configurations, microbatch_size)
-        found = [self.passes(configuration, microbatch_size) for configuration in configurations]
-        return [
-            float((one.forward_L + one.backward_L + self.recomputed(configuration, microbatch_size)).sum())
-            for configuration, one in zip(configurations, found, strict=True)
-        ]
-
-    def slice_seconds(self, configuration: StageConfiguration, microbatch_size: int, num_units: int) -> Floats:
-        """Add up the passes of every slice of a sequence over all layers, recomputing and communication left out.
-
-        Returns:
-            (U, U): [j − 1, i]: a slice of j of U equal units after a context of i; 0 where i + j > U.
-        """
-        places = {(j, i): SliceOfTokens(i, i + j, num_units) for j in range(1, num_units + 1) for i in range(num_units)}
-        inside = {place: one for place, one in places.items() if one.stop <= num_units}
-        self._ask([configuration], microbatch_size, list(inside.values()))
-        found = np.zeros((num_units, num_units))
-        for (j, i), one in inside.items():
-            passes = self.passes(configuration, microbatch_size, one)
-            found[j - 1, i] = float((passes.forward_L + passes.backward_L).sum())
-        return found
-
-    def _ask(
-        self, configurations: Sequence[StageConfiguration], microbatch_size: int, slices: Sequence[SliceOfTokens] = ()
-    ) -> None:
-        """Price the kernels of all parts of layers in one batch."""
-        parts = {
-            LayerPart.of(configuration, microbatch_size, own)
-            for configuration in configurations
-            for own in (None, *slices)
-        }
-        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+        """Return the model, captured and priced at a microbatch size."""
+        return self.computing.at(microbatch_size)
 
     def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
         """Price every layer under every configuration; of a workload's slices, the mean one.
@@ -162,7 +118,7 @@ class ParallelPrices:
         """
         lengths = slice_lengths(workload)
         slices = [SliceOfTokens(*span) for span in slice_spans(lengths)]
-        self._ask(configurations, workload.microbatch_size, slices)
+        self.computing.ask(configurations, workload.microbatch_size, slices)
         columns = [self._column(configuration, workload, slices) for configuration in configurations]
         memories = [column.memory for column in columns]
         on_disk_C1 = np.array([[one.offload.optimizer == "nvme"] for one in configurations])
@@ -227,14 +183,17 @@ class ParallelPrices:
         graph = self.at(m // configuration.example_parts).graph
         kinds, kind_L = graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
-        each = [self.passes(configuration, m, own) for own in slices or (None,)]
+        each = [self.computing.passes(configuration, m, own) for own in slices or (None,)]
         passes, again = _mean(each), [0.0 * one.forward_L for one in each]
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward = passes.forward_L + self._inside_layers(configuration, m, "forward", n)
         backward = passes.backward_L + self._inside_layers(configuration, m, "backward", n)
         if configuration.recompute:  # sums inside layers are repeated
-            whole_L, again_L = self.passes(configuration, m).forward_L, self.recomputed(configuration, m)
-            again = [again_L * _ratio(one.forward_L, whole_L) for one in each]
+            whole_L, again_L = (
+                self.computing.passes(configuration, m).forward_L,
+                self.computing.recomputed(configuration, m),
+            )
+            again = [again_L * ratio(one.forward_L, whole_L) for one in each]
             sums_L = self._inside_layers(configuration, m, "forward", n, again=True)
             backward = backward + np.mean(again, axis=0) + sums_L
         device, rule = self._cluster.device_types[configuration.device_type], workload.gradients
@@ -308,7 +267,7 @@ class ParallelPrices:
         """
         kinds, kind_L = self.at(microbatch_size // configuration.example_parts).graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
-        passes = self.passes(configuration, microbatch_size)
+        passes = self.computing.passes(configuration, microbatch_size)
         latency, told_L = self._told(configuration, weights_L, gradient_bytes, passes, hides=not at_the_end)
         return latency + float(told_L[span].sum())
 
@@ -354,7 +313,7 @@ class ParallelPrices:
         graph = self.at(microbatch_size // configuration.example_parts).graph
         sums_L = self._tensor_sums(configuration, graph, direction, num_slices, again=again)
         if self._sends_beside_products and configuration.sequence_parallel:
-            whole_L, in_parts_L = self._parts.products(LayerPart.of(configuration, microbatch_size), direction)
+            whole_L, in_parts_L = self.computing.products(configuration, microbatch_size, direction)
             sums_L = beside_products(
                 sums_L, whole_L / num_slices, in_parts_L / num_slices, configuration.tensor_parallel
             )
@@ -390,73 +349,6 @@ class ParallelPrices:
 
         return np.array([seconds(kind, layer) for kind, layer in enumerate(kinds)])[kind_L]
 
-    def passes(
-        self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None = None
-    ) -> Passes:
-        """Price computation on the devices: the table's number times the predicted factor of a part of it.
-
-        Args:
-            tokens: the slice of a sequence; None: all of it.
-        """
-        found = self._passes(configuration, microbatch_size, tokens)
-        return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
-
-    def recomputed(self, configuration: StageConfiguration, microbatch_size: int) -> Floats:
-        """Price what activation checkpointing computes again of each layer, communication left out."""
-        forward_L = self.passes(configuration, microbatch_size).forward_L
-        if not configuration.recompute:
-            return 0.0 * forward_L
-        graph = self.at(microbatch_size // configuration.example_parts).graph
-        device = self._cluster.device_types[configuration.device_type]
-        key = (microbatch_size // configuration.example_parts, device.name)
-        if key not in self._known_shares:
-            kinds, kind_L = graph.kinds
-            self._known_shares[key] = np.array([recomputed_share(layer, device) for layer in kinds])[kind_L]
-        return self._known_shares[key] * forward_L
-
-    def _passes(self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None) -> Passes:
-        part = LayerPart.of(configuration, microbatch_size, tokens)
-        table = self._column_of(configuration.device_type, part.microbatch_size)
-        if configuration.example_parts > 1:
-            table = self._consistent(configuration.device_type, microbatch_size, part.microbatch_size, table)
-        if part == part.whole:
-            return table
-        few, all_ = self._parts.prediction(part), self._parts.prediction(part.whole)
-        found = Passes(*(known * _ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
-        if tokens is None:
-            return found
-        return found._replace(optimizer_L=self._passes(configuration, microbatch_size, None).optimizer_L)
-
-    def _consistent(self, device_type: str, microbatch_size: int, own: int, table: Passes) -> Passes:
-        """Use measured × predicted ratio where the whole microbatch was measured and a replica's only predicted."""
-        large, small = self.at(microbatch_size), self.at(own)
-        column = small.table.device_types.index(device_type)
-        found = []
-        for k, name in enumerate(Passes._fields):
-            grids = [priced.table.grids[name.removesuffix("_L")] for priced in (large, small)]
-            trust = [self._trusted(size, name, column) for size in (microbatch_size, own)]
-            scaled = trust[0] & ~trust[1]
-            seconds = table[k]
-            if scaled.any():
-                many, few = (self._parts.prediction(LayerPart(device_type, size))[k] for size in (microbatch_size, own))
-                seconds = np.where(scaled, grids[0].seconds_LD[:, column] * _ratio(few, many), seconds)
-            found.append(seconds)
-        return Passes(*found)
-
-    def _trusted(self, microbatch_size: int, name: str, column: int) -> Bools:
-        """Return which layers' numbers are not predictions; asked for every configuration of a type."""
-        key = (microbatch_size, name, column)
-        if key not in self._known_trust:
-            grid: EstimateGrid = self.at(microbatch_size).table.grids[name.removesuffix("_L")]
-            self._known_trust[key] = np.array([not is_prediction(str(s)) for s in grid.source_LD[:, column]])
-        return self._known_trust[key]
-
-    def _column_of(self, device_type: str, microbatch_size: int) -> Passes:
-        table = self.at(microbatch_size).table
-        column = table.device_types.index(device_type)
-        grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
-        return Passes(*(grid.seconds_LD[:, column] for grid in grids))
-
 
 def _mean(each: Sequence[Passes]) -> Passes:
     return Passes(*(np.mean(rows, axis=0) for rows in zip(*each, strict=True)))
@@ -467,8 +359,3 @@ def _slice_prices(lengths: tuple[int, ...], columns: Sequence[_Column]) -> Slice
         return None
     both = (np.array([[one.slices[k][way] for one in columns] for k in range(len(lengths))]) for way in range(2))
     return SlicePrices(lengths, *both)
-
-
-def _ratio(part_L: Floats, whole_L: Floats) -> Floats:
-    """Divide; 1 where a layer does nothing in that pass."""
-    return np.where(whole_L > 0, part_L / np.where(whole_L > 0, whole_L, 1.0), 1.0)

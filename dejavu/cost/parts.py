@@ -1,24 +1,28 @@
-"""Predictions for a part of each layer: a tensor-parallel device's, of a replica's microbatch.
+"""What a device computes of each layer: a tensor-parallel device's part of it, of a replica's microbatch.
 
-Shape suffixes: L = layers.
+Shape suffixes: L = layers, D = device types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster
-from dejavu.cost.estimates import PASSES, CostError, CostTable, Floats
+from dejavu.cost.estimates import PASSES, CostError, CostTable, EstimateGrid, Floats, is_prediction
 from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output, resized
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
+from dejavu.cost.work import recomputed_share
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
 from dejavu.profiles.kernel import Kernel
+
+Bools = NDArray[np.bool_]
 
 
 class PricedParts(NamedTuple):
@@ -193,3 +197,145 @@ class PartPrices:
 def work_of(layer: Layer) -> tuple[str, int, int, object, object]:
     """Return a key that is equal for layers whose parts cost the same."""
     return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel, layer.found
+
+
+class StagePasses:
+    """What a device of a stage computes of each layer, under any configuration; every number is computed once.
+
+    Measurements are kept: a prediction only gives the factor by which a smaller microbatch or a part of a layer is
+    faster.
+
+    Args:
+        at: a microbatch size -> the model captured and priced at it.
+        predicted: prices parts of layers.
+    """
+
+    def __init__(self, cluster: Cluster, at: Callable[[int], PricedParts], predicted: Predicted) -> None:
+        self._cluster = cluster
+        self._at, self._priced = at, dict[int, PricedParts]()
+        self._known_shares: dict[tuple[int, str], Floats] = {}
+        self._known_trust: dict[tuple[int, str, int], Bools] = {}
+        self._parts = PartPrices(cluster, self.at, predicted)
+
+    def at(self, microbatch_size: int) -> PricedParts:
+        """Return the model, captured and priced at a microbatch size."""
+        if microbatch_size not in self._priced:
+            self._priced[microbatch_size] = self._at(microbatch_size)
+        return self._priced[microbatch_size]
+
+    def seconds(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> list[float]:
+        """Add up each one's passes over all layers, recomputing included and communication left out.
+
+        Raises:
+            CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
+        """
+        self.ask(configurations, microbatch_size)
+        found = [self.passes(configuration, microbatch_size) for configuration in configurations]
+        return [
+            float((one.forward_L + one.backward_L + self.recomputed(configuration, microbatch_size)).sum())
+            for configuration, one in zip(configurations, found, strict=True)
+        ]
+
+    def slice_seconds(self, configuration: StageConfiguration, microbatch_size: int, num_units: int) -> Floats:
+        """Add up the passes of every slice of a sequence over all layers, recomputing and communication left out.
+
+        Returns:
+            (U, U): [j − 1, i]: a slice of j of U equal units after a context of i; 0 where i + j > U.
+        """
+        places = {(j, i): SliceOfTokens(i, i + j, num_units) for j in range(1, num_units + 1) for i in range(num_units)}
+        inside = {place: one for place, one in places.items() if one.stop <= num_units}
+        self.ask([configuration], microbatch_size, list(inside.values()))
+        found = np.zeros((num_units, num_units))
+        for (j, i), one in inside.items():
+            passes = self.passes(configuration, microbatch_size, one)
+            found[j - 1, i] = float((passes.forward_L + passes.backward_L).sum())
+        return found
+
+    def ask(
+        self, configurations: Sequence[StageConfiguration], microbatch_size: int, slices: Sequence[SliceOfTokens] = ()
+    ) -> None:
+        """Price the kernels of all parts of layers in one batch."""
+        parts = {
+            LayerPart.of(configuration, microbatch_size, own)
+            for configuration in configurations
+            for own in (None, *slices)
+        }
+        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+
+    def products(
+        self, configuration: StageConfiguration, microbatch_size: int, direction: str
+    ) -> tuple[Floats, Floats]:
+        """Predict each layer's products with weights as `PartPrices.products`."""
+        return self._parts.products(LayerPart.of(configuration, microbatch_size), direction)
+
+    def passes(
+        self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None = None
+    ) -> Passes:
+        """Price computation on the devices: the table's number times the predicted factor of a part of it.
+
+        Args:
+            tokens: the slice of a sequence; None: all of it.
+        """
+        found = self._passes(configuration, microbatch_size, tokens)
+        return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
+
+    def recomputed(self, configuration: StageConfiguration, microbatch_size: int) -> Floats:
+        """Price what activation checkpointing computes again of each layer, communication left out."""
+        forward_L = self.passes(configuration, microbatch_size).forward_L
+        if not configuration.recompute:
+            return 0.0 * forward_L
+        graph = self.at(microbatch_size // configuration.example_parts).graph
+        device = self._cluster.device_types[configuration.device_type]
+        key = (microbatch_size // configuration.example_parts, device.name)
+        if key not in self._known_shares:
+            kinds, kind_L = graph.kinds
+            self._known_shares[key] = np.array([recomputed_share(layer, device) for layer in kinds])[kind_L]
+        return self._known_shares[key] * forward_L
+
+    def _passes(self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None) -> Passes:
+        part = LayerPart.of(configuration, microbatch_size, tokens)
+        table = self._column_of(configuration.device_type, part.microbatch_size)
+        if configuration.example_parts > 1:
+            table = self._consistent(configuration.device_type, microbatch_size, part.microbatch_size, table)
+        if part == part.whole:
+            return table
+        few, all_ = self._parts.prediction(part), self._parts.prediction(part.whole)
+        found = Passes(*(known * ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
+        if tokens is None:
+            return found
+        return found._replace(optimizer_L=self._passes(configuration, microbatch_size, None).optimizer_L)
+
+    def _consistent(self, device_type: str, microbatch_size: int, own: int, table: Passes) -> Passes:
+        """Use measured × predicted ratio where the whole microbatch was measured and a replica's only predicted."""
+        large, small = self.at(microbatch_size), self.at(own)
+        column = small.table.device_types.index(device_type)
+        found = []
+        for k, name in enumerate(Passes._fields):
+            grids = [priced.table.grids[name.removesuffix("_L")] for priced in (large, small)]
+            trust = [self._trusted(size, name, column) for size in (microbatch_size, own)]
+            scaled = trust[0] & ~trust[1]
+            seconds = table[k]
+            if scaled.any():
+                many, few = (self._parts.prediction(LayerPart(device_type, size))[k] for size in (microbatch_size, own))
+                seconds = np.where(scaled, grids[0].seconds_LD[:, column] * ratio(few, many), seconds)
+            found.append(seconds)
+        return Passes(*found)
+
+    def _trusted(self, microbatch_size: int, name: str, column: int) -> Bools:
+        """Return which layers' numbers are not predictions; asked for every configuration of a type."""
+        key = (microbatch_size, name, column)
+        if key not in self._known_trust:
+            grid: EstimateGrid = self.at(microbatch_size).table.grids[name.removesuffix("_L")]
+            self._known_trust[key] = np.array([not is_prediction(str(s)) for s in grid.source_LD[:, column]])
+        return self._known_trust[key]
+
+    def _column_of(self, device_type: str, microbatch_size: int) -> Passes:
+        table = self.at(microbatch_size).table
+        column = table.device_types.index(device_type)
+        grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
+        return Passes(*(grid.seconds_LD[:, column] for grid in grids))
+
+
+def ratio(part_L: Floats, whole_L: Floats) -> Floats:
+    """Divide; 1 where a layer does nothing in that pass."""
+    return np.where(whole_L > 0, part_L / np.where(whole_L > 0, whole_L, 1.0), 1.0)

@@ -257,7 +257,7 @@ def _worth_pricing(
     pairs = {whole: parts for whole, parts in pairs.items() if parts in known}
     alike = {one: replace(one, sequence_parallel=True, zero_level=0) for pair in pairs.items() for one in pair}
     asked = tuple(dict.fromkeys(alike.values()))
-    seconds = dict(zip(asked, prices.computing_seconds(asked, microbatch_size), strict=True))
+    seconds = dict(zip(asked, prices.computing.seconds(asked, microbatch_size), strict=True))
     slow = {
         whole for whole, parts in pairs.items() if seconds[alike[parts]] <= seconds[alike[whole]] * (1 + SPLIT_MARGIN)
     }

@@ -145,7 +145,7 @@ class PriceErrors:
         problem, configuration = priced.problem, stage.configuration
         c, span = problem.index(configuration), slice(stage.start, stage.stop)
         m = self.run_size // num_microbatches
-        passes = self.prices.passes(configuration, m)
+        passes = self.prices.computing.passes(configuration, m)
         computing = [passes.forward_L[span], passes.backward_L[span], passes.optimizer_L[span]]
         drawn_KL = [self._layer_factors(stage, m, name, draws) for name in ("forward", "backward", "optimizer")]
         computed = [
@@ -153,7 +153,7 @@ class PriceErrors:
             for seconds_L, factor_KL in zip(computing, drawn_KL, strict=True)
         ]
         if configuration.recompute:
-            again_L = self.prices.recomputed(configuration, m)[span]
+            again_L = self.prices.computing.recomputed(configuration, m)[span]
             computed[1] = (computed[1][0] + float(again_L.sum()), computed[1][1] + drawn_KL[0] @ again_L)
         totals = (
             float(priced.forward_seconds_CL[c, span].sum()),

@@ -208,7 +208,7 @@ class Prices:
             (U, U): [j − 1, i]: a slice of j units after a context of i, as `plans.slicing.best_slices` wants it.
         """
         size = self.request.workload.run_size // num_microbatches
-        return self._parallel.slice_seconds(configuration, size, num_units)
+        return self._parallel.computing.slice_seconds(configuration, size, num_units)
 
     def sum_seconds(self, stage: Stage, microbatch_size: int, *, at_the_end: bool = False) -> float:
         """Return what is priced for summing a stage's gradients over its replicas, once a step.
