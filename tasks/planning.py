@@ -44,22 +44,26 @@ def side_by_side(client: Any) -> Ask:
     def ask(questions: Sequence[Question]) -> list[Answer]:
         groups: dict[Any, list[int]] = {}
         for k, question in enumerate(questions):
-            groups.setdefault((question.num_microbatches, None if question.is_quick else question.search), []).append(k)
+            groups.setdefault((id(question.priced), None if question.is_quick else question.search), []).append(k)
+        num_problems = len({id(question.priced) for question in questions})
+        num_counts = len({question.num_microbatches for question in questions})
         runs = []
         for numbers in groups.values():
             group = [questions[k] for k in numbers]
-            runs.append((numbers, search.submit(_named(group), opaque(group), opaque(client))))
+            name = _named(group, tells_devices=num_problems > num_counts)
+            runs.append((numbers, search.submit(name, opaque(group), opaque(client))))
         found = {k: answer for numbers, run in runs for k, answer in zip(numbers, run.result(), strict=True)}
         return [found[k] for k in range(len(questions))]
 
     return ask
 
 
-def _named(questions: Sequence[Question]) -> str:
-    """Name the task run that answers these questions."""
-    return (
-        f"{', '.join(question.search for question in questions)}: {plural(questions[0].num_microbatches, 'microbatch')}"
-    )
+def _named(questions: Sequence[Question], *, tells_devices: bool) -> str:
+    """Name the task run that answers these questions about one problem."""
+    searches, first = ", ".join(question.search for question in questions), questions[0]
+    devices = plural(sum(first.priced.problem.device_counts.values()), "device")
+    up_to = f", up to {devices}" if tells_devices else ""
+    return f"{searches}: {plural(first.num_microbatches, 'microbatch')}{up_to}"
 
 
 @task(
