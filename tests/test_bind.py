@@ -73,7 +73,7 @@ def problem_of(
         room: memory of a device, in layers.
     """
     kinds = list(cluster.device_counts)
-    hows = tuple(StageConfiguration(k, n, d, n * d // t, t) for k in kinds for n, d, t in shapes)
+    hows = tuple(way_of(kind, shape) for kind in kinds for shape in shapes)
     C, L = len(hows), num_layers
     speeds = dict(zip(kinds, rng.uniform(0.4, 3.0, len(kinds)), strict=True))
     work = rng.uniform(0.5e-3, 2e-3, L)
@@ -98,6 +98,12 @@ def problem_of(
         schedule=schedule,
         num_microbatches=num_microbatches,
     )
+
+
+def way_of(kind: str, shape: tuple[int, int, int]) -> StageConfiguration:
+    """Devices that split weights split the sequence, where they are two."""
+    n, d, t = shape
+    return StageConfiguration(kind, n, d, n * d // t, t, sequence_parallel=t == 2)
 
 
 def plan_of(problem: Problem, hows: Sequence[StageConfiguration], rng: np.random.Generator, schedule: str = "") -> Plan:
@@ -131,6 +137,8 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
         lanes = min(cards_used(cluster, own, places[rank]) for own, rank in ((configuration, a), (then, b)))
         if len(nodes[0] | nodes[1]) == 1:
             lanes = max(configuration.data_parallel, then.data_parallel)
+            if configuration.sequence_parallel and then.sequence_parallel:
+                lanes *= min(configuration.tensor_parallel, then.tensor_parallel)
         size = problem.cut_bytes_L1[take_block] / lanes
         worst = max(cluster.link(x, y).transfer_seconds(size) for x, y in product(places[a], places[b]))
         total += 2 * worst
@@ -141,7 +149,8 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
 def cards_used(cluster: Cluster, configuration: StageConfiguration, devices: Sequence[Device]) -> float:
     """Network cards through which the rank's messages go: those of its devices, up to one for each that sends."""
     firsts = devices[:: configuration.devices_per_node]
-    senders = configuration.data_parallel / configuration.num_nodes
+    parts = configuration.tensor_parallel if configuration.sequence_parallel else 1
+    senders = configuration.data_parallel * parts / configuration.num_nodes
     own = [cluster.group(one.group).cards_per_device * configuration.devices_per_node for one in firsts]
     return max(len({(one.group, one.node_index) for one in firsts}), sum(min(cards, senders) for cards in own))
 
@@ -227,13 +236,8 @@ def case(name: str, seed: int, **options: object) -> tuple[Problem, Plan, Cluste
     rng = np.random.default_rng(seed)
     cluster = cluster_of(nodes, rng)
     problem = problem_of(cluster, rng, shapes=shapes, **options)  # type: ignore[arg-type]
-    hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+    hows = [way_of(kind, shapes[shape]) for shape, kind in ranks]
     return problem, plan_of(problem, hows, rng), cluster
-
-
-def _mesh(shape: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    nodes, width, tensor = shape
-    return nodes, width, nodes * width // tensor, tensor
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -405,7 +409,7 @@ def large(name: str) -> tuple[Problem, Plan, Cluster]:
     rng = np.random.default_rng(1)
     cluster = cluster_of(nodes, rng)
     problem = problem_of(cluster, rng, shapes=shapes, num_layers=2 * len(ranks), num_microbatches=64, room=12.0)
-    hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+    hows = [way_of(kind, shapes[shape]) for shape, kind in ranks]
     return problem, plan_of(problem, hows, rng), cluster
 
 
@@ -510,7 +514,7 @@ def test_too_few_devices_are_refused() -> None:
     problem = problem_of(cluster, rng, shapes=shapes)
 
     def refuse(match: str, *ranks: tuple[int, str]) -> None:
-        hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+        hows = [way_of(kind, shapes[shape]) for shape, kind in ranks]
         with pytest.raises(BindError, match=match):
             bind(problem, plan_of(problem, hows, rng), cluster)
 

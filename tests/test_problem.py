@@ -388,6 +388,11 @@ def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> N
     )
     assert per_byte(one, pair) == pytest.approx(0.5 / inside.bytes_per_second)  # two links at once
     assert per_byte(pair, pair) == pytest.approx(0.5 / inside.bytes_per_second)
+    shards = StageConfiguration(NAME, 1, 2, 1, 2)
+    in_parts = replace(shards, sequence_parallel=True)
+    assert per_byte(shards, shards) == pytest.approx(1 / inside.bytes_per_second)  # each has all of it
+    assert per_byte(in_parts, in_parts) == pytest.approx(0.5 / inside.bytes_per_second)
+    assert per_byte(in_parts, shards) == per_byte(one, in_parts) == pytest.approx(1 / inside.bytes_per_second)
     assert per_byte(two, pair) == per_byte(pair, two) == pytest.approx(1 / between.bytes_per_second)
     assert per_byte(two, three) == pytest.approx(0.5 / between.bytes_per_second)  # two cards on the side with fewer
 

@@ -121,14 +121,14 @@ class BindingPrices:
         return needed_bytes <= costs.capacity_bytes_C[c] and host_share <= 1
 
     def _inside(self) -> Floats:
-        """Price exchanges inside a node, where every pair of replicas has its own link. A link that was only assumed
+        """Price exchanges inside a node, where every pair of devices has its own link. A link that was only assumed
         has the problem's price, which includes measurements.
         """
         site, K = self.site, len(self.site.kinds)
         seconds = np.zeros((len(self.exchanges), K, K, len(site.inside_assumed_G)))
         for q, exchange in enumerate(self.exchanges):
             a, b = self.configurations[exchange.a], self.configurations[exchange.b]
-            size = exchange.size_bytes / max(a.data_parallel, b.data_parallel)
+            size = exchange.size_bytes / a.pairs_with(b)
             link = exchange.messages * site.inside_latency_seconds_G + size * site.inside_seconds_per_byte_G
             seconds[q] = 2.0 * link
             if a.num_nodes > 1 or b.num_nodes > 1:

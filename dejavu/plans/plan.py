@@ -163,6 +163,16 @@ class StageConfiguration:
         own = self.data_parallel * (self.tensor_parallel if self.sequence_parallel else 1)
         return own / self.num_nodes
 
+    def pairs_with(self, other: StageConfiguration) -> int:
+        """Return how many pairs of devices share what crosses a cut to or from another stage of the same node.
+
+        Each of the more numerous replicas has a part of the examples; devices that split the sequence on both sides
+        have parts of that.
+        """
+        both = self.sequence_parallel and other.sequence_parallel
+        parts = min(self.tensor_parallel, other.tensor_parallel) if both else 1
+        return max(self.data_parallel, other.data_parallel) * parts
+
     def lanes(self, cards_per_device: float) -> float:
         """Return how many times one card's bandwidth the stage's messages have; all parts share one on a node with one.
 

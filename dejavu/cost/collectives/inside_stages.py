@@ -245,7 +245,7 @@ def stage_transfer(
     """Return latency and seconds per byte of a microbatch that stage `a` sends to `b`, each way.
 
     Each of the more numerous replicas sends or receives its own part. Two stages that fit in one node are assumed to be
-    in one node, as single devices are (`transfer_cost`), where every pair of replicas has its own link;
+    in one node, as single devices are (`transfer_cost`), where every pair of devices has its own link;
     otherwise all parts of one node share its network card, or each of its cards has some of them, so that only the side
     with fewer cards counts.
     """
@@ -253,8 +253,7 @@ def stage_transfer(
     if a.num_devices == b.num_devices == 1:
         return typical.latency_seconds, typical.seconds_per_byte
     if _fit_one_node(cluster, a, b):
-        lanes = max(a.data_parallel, b.data_parallel)
-        return typical.latency_seconds, typical.seconds_per_byte / lanes
+        return typical.latency_seconds, typical.seconds_per_byte / a.pairs_with(b)
     link = between_link(cluster, a.device_type, b.device_type)
     shared = min(one.lanes(cluster.cards_per_device(one.device_type)) for one in (a, b))
     return link.latency_seconds, 1.0 / (link.bytes_per_second * shared)
