@@ -80,7 +80,7 @@ def test_a_size_that_its_neighbours_contradict_is_measured_again_at_once(
     late = 100 * max(row.seconds for row in rows)
     slow = replace(rows[0], seconds=late, seconds_low=late, seconds_high=late)
     series = [[slow, *rows[1:]], rows]
-    monkeypatch.setattr(campaign, "measure_link", lambda device_type: iter(series.pop(0)))
+    monkeypatch.setattr(campaign, "measure_link", lambda device_type, least_sample_seconds: iter(series.pop(0)))
     Profiler(graph, tiny, here, database).run(["transfers"])
     assert not series and not database.check()
     assert {row.seconds for row in database.latest(kind="transfer")} == {row.seconds for row in rows}

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +23,12 @@ from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
 from dejavu.plans.schedule import PARTS
-from dejavu.profiles import ProfileDatabase, host_fingerprint
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
+from dejavu.profiling.collectives import measure_collectives
 from dejavu.profiling.layer_passes import DIRECTIONS
 from dejavu.profiling.layers import LOOP, Conditions, measure_layers
 from dejavu.profiling.links import SIZES_BYTES, measure_link
+from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
@@ -212,6 +214,28 @@ def test_a_link_is_measured() -> None:
     assert [row.size_bytes for row in rows] == list(SIZES_BYTES)
     for row in rows:
         row.check()
+
+
+def one_collective(device_type: str, least_sample_seconds: float) -> Iterator[Measurement]:
+    return measure_collectives(
+        ["all_reduce"], 2, device_type, sizes_bytes=[4096], least_sample_seconds=least_sample_seconds
+    )
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        measure_link,
+        pytest.param(measure_passes, marks=pytest.mark.slow),
+        pytest.param(one_collective, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_measured_on_cores_slower_than_is_known_is_disturbed(
+    measured: Callable[[str, float], Iterator[Measurement]],
+) -> None:
+    """All of it, where the fastest look that is known of this host is faster than any core."""
+    rows = list(measured("core", 1e-9))
+    assert rows and all(row.disturbed_share == 1.0 for row in rows)
 
 
 def test_measured_times_come_back(trained: tuple[TrainingJob, TrainingResult], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from dejavu.profiling.measuring import measured_here, too_late
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.runtime.process.group import join_group
+from dejavu.timing.interference import telling
 from dejavu.timing.repeats import repeat_together
 from dejavu.timing.spread import spread
 
@@ -58,8 +60,12 @@ def measure_collectives(
     *,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     progress: Callable[[str], None] = lambda name: None,
+    least_sample_seconds: float = math.inf,
 ) -> Iterator[Measurement]:
     """Measure each collective at each size among `num_ranks` devices of this machine; yield rows of the database.
+
+    Args:
+        least_sample_seconds: the fastest known sample of a core of this host.
 
     Raises:
         LaunchError: the ranks failed.
@@ -69,7 +75,7 @@ def measure_collectives(
     words += ["--names", ",".join(names), "--sizes", ",".join(map(str, sizes_bytes))]
     process = subprocess.Popen(
         [sys.executable, "-m", "dejavu.launch.agent", *words],
-        env=rank_environment() | named_parent(),
+        env=rank_environment() | named_parent() | telling(least_sample_seconds),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

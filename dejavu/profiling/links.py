@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -28,15 +29,19 @@ WARMUP_REPEATS = 5
 REPEATS = 30
 
 
-def measure_link(device_type: str) -> Iterator[Measurement]:
+def measure_link(device_type: str, least_sample_seconds: float = math.inf) -> Iterator[Measurement]:
     """Measure one transfer between two devices of this machine for each of `SIZES_BYTES`; yield database rows.
+
+    Args:
+        least_sample_seconds: the fastest known sample of a core of this host.
 
     Raises:
         LaunchError: the two ranks failed.
     """
     from dejavu.cost.collectives.transfer import EXCHANGE  # seconds of imports, which ranks need not wait for
 
-    for figures in figures_of_ranks("dejavu.profiling.links", 2, "transfers between two ranks"):
+    module, measured = "dejavu.profiling.links", "transfers between two ranks"
+    for figures in figures_of_ranks(module, 2, measured, least_sample_seconds):
         yield measured_here(
             kind="transfer",
             subject=EXCHANGE,

@@ -6,6 +6,7 @@ Imported by the processes that measure too, so what they need not wait for is im
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 
 from dejavu.runtime.process import named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.timing.interference import telling
 
 if TYPE_CHECKING:
     from dejavu.profiles import Measurement, ProfileDatabase
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 300.0
 
 
-def figures_of_ranks(module: str, num_ranks: int, measured: str) -> Iterator[dict[str, Any]]:
+def figures_of_ranks(
+    module: str, num_ranks: int, measured: str, least_sample_seconds: float = math.inf
+) -> Iterator[dict[str, Any]]:
     """Run the module as ranks of this machine and yield what the first one prints, a line of JSON each.
 
     Args:
         measured: what is measured, for the error's sentence.
+        least_sample_seconds: the fastest known sample of a core of this host.
 
     Raises:
         LaunchError: the ranks failed.
@@ -36,7 +41,7 @@ def figures_of_ranks(module: str, num_ranks: int, measured: str) -> Iterator[dic
     try:
         done = subprocess.run(
             [sys.executable, "-m", "dejavu.launch.agent", *words],
-            env=rank_environment() | named_parent(),
+            env=rank_environment() | named_parent() | telling(least_sample_seconds),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import time
@@ -28,7 +29,7 @@ from dejavu.profiling.measuring import figures_of_ranks, measured_here
 from dejavu.runtime.layout import World
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
-from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
+from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, least_told, waited_seconds
 from dejavu.timing.repeats import stretch_of
 from dejavu.timing.spread import spread
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -60,14 +61,18 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(Scale(), Scale())
 
 
-def measure_passes(device_type: str) -> Iterator[Measurement]:
+def measure_passes(device_type: str, least_sample_seconds: float = math.inf) -> Iterator[Measurement]:
     """Measure a pass's CPU seconds beyond its layers': without messages, and with one of each of `SIZES_BYTES`.
+
+    Args:
+        least_sample_seconds: the fastest known sample of a core of this host.
 
     Raises:
         LaunchError: the ranks failed.
     """
     for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
-        for figures in figures_of_ranks("dejavu.profiling.pass_overhead", num_ranks, "what a pass costs"):
+        module, measured = "dejavu.profiling.pass_overhead", "what a pass costs"
+        for figures in figures_of_ranks(module, num_ranks, measured, least_sample_seconds):
             yield measured_here(
                 kind="pass",
                 subject=subject,
@@ -87,7 +92,7 @@ def _main() -> None:
     if device.type == "cpu":
         go_first()
     dist.init_process_group("gloo")
-    probe = InterferenceProbe()
+    probe = InterferenceProbe(least_told())
     for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:
         both: list[Any] = [None] * num_ranks
         dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, probe))

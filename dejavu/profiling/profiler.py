@@ -195,7 +195,7 @@ class Profiler:
     def _transfers(self, device_type: str, num_devices: int) -> ProfilingTask:
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"transfers between two of {device_type}")
-            yield from measure_link(device_type)
+            yield from measure_link(device_type, self._least_sample_seconds)
 
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
         if num_devices < 2 or declared:  # the cluster file's value takes precedence over a measurement
@@ -216,7 +216,7 @@ class Profiler:
 
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"passes and messages on {device_type}")
-            yield from measure_passes(device_type)
+            yield from measure_passes(device_type, self._least_sample_seconds)
 
         def measure_host(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"launches on {device_type}")
@@ -255,7 +255,10 @@ class Profiler:
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             for ranks in sorted({ranks for _, ranks in missing}):
                 names = [name for name, among in missing if among == ranks]
-                yield from measure_collectives(names, ranks, device_type, progress=step)
+                known_least = self._least_sample_seconds
+                yield from measure_collectives(
+                    names, ranks, device_type, progress=step, least_sample_seconds=known_least
+                )
 
         size = len(SIZES_BYTES)
         known_sizes = size * (wanted - len(missing))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
+from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, least_told, waited_seconds
 
 MOST_ROUNDS = 8  # of repeats, while too few are undisturbed
 MOST_SECONDS = 2.0  # of wall-clock time; then what was measured has to suffice
@@ -39,7 +39,7 @@ def repeat_together(
     """
     if device.type != "cpu":
         return [_on_gpu(work, device, before_each, slowest) for _ in range(repeats)], None
-    probe, started = InterferenceProbe(), time.perf_counter()
+    probe, started = InterferenceProbe(least_told()), time.perf_counter()
     own: list[_Repeat] = []
     for _ in range(MOST_ROUNDS):
         own += _round(work, before_each, repeats, probe)
