@@ -121,7 +121,9 @@ def test_artifacts_of_each_form(project, tmp_path):
     figure = Figure()
     figure.subplots().plot([1, 2])
     with Tracker.open(project, "full") as tracker:
-        tracker.artifact_json("search/plan.json", {"stages": 2})
+        tracker.artifact_json(
+            "search/plan.json", {"stages": 2, "of": ((1.5, math.inf), {"them": [math.nan, -math.inf]})}
+        )
         tracker.artifact_text("log.txt", "é")
         tracker.artifact_file(tmp_path / "plan.yaml")
         tracker.artifact_file(tmp_path / "plan.yaml", "again/other.yaml")
@@ -130,7 +132,8 @@ def test_artifacts_of_each_form(project, tmp_path):
         folder = tracker.artifact_folder
         with pytest.raises(FileNotFoundError, match=r"nothing\.txt"):
             tracker.artifact_file(tmp_path / "nothing.txt")
-    assert json.loads((folder / "search/plan.json").read_text()) == {"stages": 2}
+    written = json.loads((folder / "search/plan.json").read_text(), parse_constant=pytest.fail)
+    assert written == {"stages": 2, "of": [[1.5, None], {"them": [None, None]}]}, "JSON has no NaN and no Infinity"
     assert (folder / "log.txt").read_text(encoding="utf-8") == "é"
     assert (folder / "plan.yaml").read_text() == (folder / "again/other.yaml").read_text() == "stages: 2\n"
     assert pq.read_table(folder / "costs.parquet").to_pylist() == [{"layer": "a", "seconds": 0.5}]
