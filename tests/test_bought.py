@@ -55,12 +55,21 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
             "(3.55 to 3.66): the search found nothing better than the default",
         ),
         (compared(3.66, 3.6, 3.55, 3.66, winner=Draw(seed=7)), "the search found nothing better than the default"),
-        (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): most default draws fail"),
+        (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): 2 of 3 default draws failed"),
         (compared(3.0, 4.0), "the one default draw 4: 25.0 % below the default"),
     ],
 )
 def test_the_sentence_says_what_was_measured(found: Bought, sentence: str) -> None:
     assert str(found).endswith(sentence)
+
+
+@given(st.lists(losses | st.just(math.inf), min_size=1, max_size=9))
+def test_how_many_default_draws_failed_is_counted(default_losses: list[float]) -> None:
+    failed, said = sum(map(math.isinf, default_losses)), str(compared(0.001, *default_losses))
+    assert ("failed" in said.rpartition(": ")[2]) == (2 * failed >= len(default_losses))
+    assert "most" not in said and (
+        f"{failed} of {len(default_losses)} default draw" in said or 2 * failed < len(default_losses)
+    )
 
 
 def test_all_are_compared_after_as_many_steps() -> None:
