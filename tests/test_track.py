@@ -323,6 +323,27 @@ def test_a_replay_that_is_cut_off_starts_over_without_duplicates(project, closed
     assert not spool(project)
 
 
+@pytest.mark.parametrize("missing", [1, 2, 40])
+def test_a_record_that_a_full_disk_cut_off_takes_no_other_with_it(project, closed_port, monkeypatch, caplog, missing):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port}")
+    with Tracker.open(project, "away") as tracker:
+        for step in range(6):
+            tracker.metric(f"loss_{step}", step)
+            if step in (2, 3):
+                (file,) = spool(project)
+                os.truncate(file, file.stat().st_size - missing)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with Tracker.open(project, "here"):
+        pass
+    run = all_runs(project)["away"]
+    lost = () if missing == 1 else (2, 3)  # without the end of its line alone a record is whole
+    assert run.data.metrics == {f"loss_{step}": step for step in range(6) if step not in lost}
+    assert run.info.status == "FINISHED"
+    assert ("2 of the 8 MLflow records" in caplog.text) == bool(lost)
+    assert not spool(project)
+
+
 def test_records_of_another_server_are_left(project, monkeypatch):
     folder = project / ".dejavu" / "mlflow-spool" / "1-other"
     folder.mkdir(parents=True)
