@@ -286,13 +286,26 @@ def train_pipeline(
 
 
 @task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
-def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
+def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float | None:
     """Return the largest difference between the pipeline's first losses and those of single-process training.
 
     Args:
         trials: the folder of the trials, where the single process's losses are kept.
+
+    Returns:
+        None where there is nothing to compare.
     """
-    difference = largest_difference(remembered_reference(job, trials), result)
+    expected = remembered_reference(job, trials)
+    if expected is None:
+        get_run_logger().info(
+            "the first losses are not compared with single-process training: %s, from which the training started, is "
+            "not here any more",
+            job.start_from,
+        )
+        return None
+    difference = largest_difference(expected, result)
+    if difference is None:
+        return None
     if not difference <= TOLERATED_DIFFERENCE and not job.workload.gradients.gathers:  # one process takes the mean
         get_run_logger().warning(
             "the first losses differ from single-process training by %.1e; up to %.0e is rounding",

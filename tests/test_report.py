@@ -631,6 +631,7 @@ def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, f
     losses = tuple(7.0 - 0.125 * step for step in range(first_step, NUM_STEPS))
     training = replace(run.training, losses=losses, first_step=first_step)
     found = replace(run, training=training, tried=run.tried if tried else None)
+    assert found.num_trained_steps == NUM_STEPS
     first, step = (run.winner.losses[0], 1) if tried and first_step else (losses[0], first_step + 1)
     began = "at first" if step == 1 else f"in step {step}"
     for text in (printed(found), note_markdown(found, "dejavu run", "")):

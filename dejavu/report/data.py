@@ -396,11 +396,16 @@ class ReportData:
         return 1 + max(0, self.training.first_step - len(before))
 
     @property
+    def num_trained_steps(self) -> int:
+        """How many steps the last loss comes after, those of the winning trial and of earlier runs included."""
+        return self.first_loss_step - 1 + len(self.losses)
+
+    @property
     def said_of_losses(self) -> str:
         """The first and the last loss, in words."""
-        first, last, step = self.losses[0], self.losses[-1], self.first_loss_step
-        began = "at first" if step == 1 else f"in step {step}"
-        return f"{first:.4f} {began}, {last:.4f} after {plural(step + len(self.losses) - 1, 'step')}"
+        began = "at first" if self.first_loss_step == 1 else f"in step {self.first_loss_step}"
+        after = plural(self.num_trained_steps, "step")
+        return f"{self.losses[0]:.4f} {began}, {self.losses[-1]:.4f} after {after}"
 
     @property
     def stages(self) -> tuple[StageReport, ...]:

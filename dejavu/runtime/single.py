@@ -165,10 +165,10 @@ def reference_losses(job: TrainingJob) -> list[float]:
     return train_single(job.workload, job.draw, compared_steps(job), start_from=start)
 
 
-def largest_difference(expected: Sequence[float], result: TrainingResult) -> float:
+def largest_difference(expected: Sequence[float], result: TrainingResult) -> float | None:
     """Return the largest difference between a training's first losses and these; infinite where one is not finite.
 
-    0.0 where the training had no step, or its losses are lost: there is nothing to compare.
+    None where the training had no step, or its losses are lost: there is nothing to compare.
     """
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
-    return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=0.0)
+    return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=None)
