@@ -44,6 +44,7 @@ from dejavu.trials import (
     Trials,
     client_of,
     local_client,
+    most_draws,
     remembered_reference,
     remembered_search,
     search_initialization,
@@ -83,16 +84,16 @@ def try_initializations(
         dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
         log: where its progress goes; None: the task's own.
     """
-    log, count = log or get_run_logger(), workload.num_trials
+    log = log or get_run_logger()
     for note in check_pretrained(workload):
         log.info("%s", note)
-    if not count:
+    if not workload.num_trials:
         if workload.pretrained:
             log.info("no initializations are tried: the weights to start from are given")
         return None
 
     bar, tried = Progress("trials", f"initializations of {workload.model}, each with its first rung"), set[Draw]()
-    total = count + workload.trials.default_draws
+    total = most_draws(workload.trials)
 
     def on_result(result: TrialResult) -> None:
         tried.add(result.draw)  # those that are promoted are trained further
@@ -111,7 +112,7 @@ def try_initializations(
         log.info(said, rung.steps, number, len(rung.draws), best)
 
     gpus = torch.cuda.device_count()
-    workers = min(gpus or cluster.num_devices, count)
+    workers = min(gpus or cluster.num_devices, total)
     with record.child("trials") as run:
         # Results that are known need no workers.
         trials = remembered_search(workload, folder, on_result=on_result, on_rung=on_rung)

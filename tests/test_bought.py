@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.init import PROPOSERS, Draw, Space
-from dejavu.trials import Bought, Standing, TrialResult
+from dejavu.init import PROPOSERS, Draw, Scored, Space
+from dejavu.trials import Bought, Standing, TrialResult, most_draws
 from dejavu.trials.bought import bought, default_draws, is_default
 from dejavu.trials.halving import running_loss
+from dejavu.workload import TrialSettings
 
 OTHER = Draw("kaiming", 0.9, seed=4)
 losses = st.floats(0.01, 10.0)
@@ -97,6 +98,21 @@ def test_compared_draws_are_the_default_as_it_is_each_once(proposer: str, seed: 
     assert all(map(is_default, found)) and len(set(found)) == len(found) >= number
     assert [draw for draw in found if draw in tried] == [draw for draw in tried if is_default(draw)]
     assert len(found) == max(number, len([draw for draw in tried if is_default(draw)]))
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_no_more_draws_are_tried_than_are_told_beforehand(proposer: str) -> None:
+    space, number = Space(("default", "xavier")), 3
+    for count in range(1, 14):
+        member, known = PROPOSERS[proposer], list[Scored]()
+        for k, batch in enumerate(member.batches(count)):
+            draws = member.propose(space, member.num_probed(count) or batch, seed=5, known=known)[:batch]
+            known += [Scored(draw, 1.0 + k) for draw in draws]
+        tried = [draw for draw, _ in known]
+        all_draws = {*tried, *(default_draws(tried, number, seed=5) if len(tried) > 1 else ())}
+        told = most_draws(TrialSettings(proposer=proposer, count=count, default_draws=number))
+        assert len(tried) <= len(all_draws) <= told <= len(tried) + number
+        assert told == 1 or len(tried) > 1, "of one draw there is nothing to compare"
 
 
 def test_the_default_with_any_factor_is_no_default() -> None:
