@@ -20,7 +20,8 @@ RUNS_AT_ONCE = 200  # on one command line
 def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
     """Delete all flow runs but the newest `keep`, with the runs of their parts and of parts of these; return how many.
 
-    Runs that are running stay, and so do those that a registered model came from.
+    Runs that are running stay, and so do those whose artifacts a registered model is. Models that `Run.model` registers
+    have files of their own: they stay, and load, without the run that they came from.
 
     Args:
         dry_run: delete nothing, only count.
