@@ -333,6 +333,12 @@ def test_mlflow_s_older_runs_are_erased_with_their_artifacts(tmp_path: Path) -> 
     assert delete_old_runs(tmp_path, 1) == 0
     with Tracker.open(tmp_path, "running") as run, run.child("trials") as child, child.child("trial 0"):
         assert delete_old_runs(tmp_path, 0, dry_run=True) == 5, "what runs is never erased"
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client.create_registered_model("gpt")
+    made = client.create_model_version("gpt", (tmp_path / "model").as_uri(), run_id=child.run_id)
+    assert delete_old_runs(tmp_path, 0, dry_run=True) == 5, "a registered model's run is kept with what it is a part of"
+    client.delete_model_version("gpt", made.version)
+    assert delete_old_runs(tmp_path, 0, dry_run=True) == 8
     assert delete_old_runs(tmp_path / "none", 0) == 0
 
 
