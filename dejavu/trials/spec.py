@@ -29,6 +29,7 @@ _CODE = (
 # Names, not contents: the contents are in the data's fingerprint.
 _FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare", "replan"}
 _FREE |= {"evaluate_every", "evaluation_examples", "gradients"}
+_FREE |= {"slices", "both_ways", "compile", "checkpoints"}  # of ranks alone
 
 
 class TrialError(DejavuError):
