@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 from rich.table import Table
+from rich.text import Text
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.start import started_at
@@ -73,7 +74,7 @@ def table(found: list[Check]) -> Table:
     result = Table("", "", "found", "what to do", box=None, pad_edge=False)
     for check in found:
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]![/]"}[check.ok]
-        result.add_row(mark, *(text.replace("[", r"\[") for text in (check.name, check.found, check.remedy)))
+        result.add_row(mark, *map(Text, (check.name, check.found, check.remedy)))
     return result
 
 

@@ -83,4 +83,4 @@ def show(found: OwnPlan) -> None:
         *found.notes,
     ]
     for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """A training's result, and how far its first losses are from single-process training."""
+    """A training's result, and how far its first losses are from single-process training; None: not compared."""
 
     result: TrainingResult
-    reference_difference: float
+    reference_difference: float | None
 
 
 def _run_name() -> str:

@@ -44,6 +44,7 @@ from dejavu.trials import (
     Trials,
     client_of,
     local_client,
+    most_draws,
     remembered_reference,
     remembered_search,
     search_initialization,
@@ -83,16 +84,16 @@ def try_initializations(
         dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
         log: where its progress goes; None: the task's own.
     """
-    log, count = log or get_run_logger(), workload.num_trials
+    log = log or get_run_logger()
     for note in check_pretrained(workload):
         log.info("%s", note)
-    if not count:
+    if not workload.num_trials:
         if workload.pretrained:
             log.info("no initializations are tried: the weights to start from are given")
         return None
 
     bar, tried = Progress("trials", f"initializations of {workload.model}, each with its first rung"), set[Draw]()
-    total = count + workload.trials.default_draws
+    total = most_draws(workload.trials)
 
     def on_result(result: TrialResult) -> None:
         tried.add(result.draw)  # those that are promoted are trained further
@@ -111,7 +112,7 @@ def try_initializations(
         log.info(said, rung.steps, number, len(rung.draws), best)
 
     gpus = torch.cuda.device_count()
-    workers = min(gpus or cluster.num_devices, count)
+    workers = min(gpus or cluster.num_devices, total)
     with record.child("trials") as run:
         # Results that are known need no workers.
         trials = remembered_search(workload, folder, on_result=on_result, on_rung=on_rung)
@@ -286,13 +287,26 @@ def train_pipeline(
 
 
 @task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
-def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
+def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float | None:
     """Return the largest difference between the pipeline's first losses and those of single-process training.
 
     Args:
         trials: the folder of the trials, where the single process's losses are kept.
+
+    Returns:
+        None where there is nothing to compare.
     """
-    difference = largest_difference(remembered_reference(job, trials), result)
+    expected = remembered_reference(job, trials)
+    if expected is None:
+        get_run_logger().info(
+            "the first losses are not compared with single-process training: %s, from which the training started, is "
+            "not here any more",
+            job.start_from,
+        )
+        return None
+    difference = largest_difference(expected, result)
+    if difference is None:
+        return None
     if not difference <= TOLERATED_DIFFERENCE and not job.workload.gradients.gathers:  # one process takes the mean
         get_run_logger().warning(
             "the first losses differ from single-process training by %.1e; up to %.0e is rounding",

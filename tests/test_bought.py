@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.init import PROPOSERS, Draw, Space
-from dejavu.trials import Bought, Standing, TrialResult
+from dejavu.init import PROPOSERS, Draw, Scored, Space
+from dejavu.trials import Bought, Standing, TrialResult, most_draws
 from dejavu.trials.bought import bought, default_draws, is_default
 from dejavu.trials.halving import running_loss
+from dejavu.workload import TrialSettings
 
 OTHER = Draw("kaiming", 0.9, seed=4)
 losses = st.floats(0.01, 10.0)
@@ -55,12 +56,21 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
             "(3.55 to 3.66): the search found nothing better than the default",
         ),
         (compared(3.66, 3.6, 3.55, 3.66, winner=Draw(seed=7)), "the search found nothing better than the default"),
-        (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): most default draws fail"),
+        (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): 2 of 3 default draws failed"),
         (compared(3.0, 4.0), "the one default draw 4: 25.0 % below the default"),
     ],
 )
 def test_the_sentence_says_what_was_measured(found: Bought, sentence: str) -> None:
     assert str(found).endswith(sentence)
+
+
+@given(st.lists(losses | st.just(math.inf), min_size=1, max_size=9))
+def test_how_many_default_draws_failed_is_counted(default_losses: list[float]) -> None:
+    failed, said = sum(map(math.isinf, default_losses)), str(compared(0.001, *default_losses))
+    assert ("failed" in said.rpartition(": ")[2]) == (2 * failed >= len(default_losses))
+    assert "most" not in said and (
+        f"{failed} of {len(default_losses)} default draw" in said or 2 * failed < len(default_losses)
+    )
 
 
 def test_all_are_compared_after_as_many_steps() -> None:
@@ -88,6 +98,21 @@ def test_compared_draws_are_the_default_as_it_is_each_once(proposer: str, seed: 
     assert all(map(is_default, found)) and len(set(found)) == len(found) >= number
     assert [draw for draw in found if draw in tried] == [draw for draw in tried if is_default(draw)]
     assert len(found) == max(number, len([draw for draw in tried if is_default(draw)]))
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_no_more_draws_are_tried_than_are_told_beforehand(proposer: str) -> None:
+    space, number = Space(("default", "xavier")), 3
+    for count in range(1, 14):
+        member, known = PROPOSERS[proposer], list[Scored]()
+        for k, batch in enumerate(member.batches(count)):
+            draws = member.propose(space, member.num_probed(count) or batch, seed=5, known=known)[:batch]
+            known += [Scored(draw, 1.0 + k) for draw in draws]
+        tried = [draw for draw, _ in known]
+        all_draws = {*tried, *(default_draws(tried, number, seed=5) if len(tried) > 1 else ())}
+        told = most_draws(TrialSettings(proposer=proposer, count=count, default_draws=number))
+        assert len(tried) <= len(all_draws) <= told <= len(tried) + number
+        assert told == 1 or len(tried) > 1, "of one draw there is nothing to compare"
 
 
 def test_the_default_with_any_factor_is_no_default() -> None:

@@ -81,6 +81,14 @@ def test_times_left_are_short(seconds: float, written: str) -> None:
     assert in_words(seconds) == written
 
 
+def test_more_time_is_never_written_as_less() -> None:
+    unit_seconds = {"s": 1, "min": 60, "h": 3600, "days": 86400}
+    written = list(dict.fromkeys(in_words(0.3 * k) for k in range(900_000)))
+    words = [one.split() for one in written]
+    seconds = [sum(int(n) * unit_seconds[unit] for n, unit in zip(one[::2], one[1::2], strict=True)) for one in words]
+    assert seconds == sorted(seconds) and len(seconds) > 2500
+
+
 def test_events_reach_who_listens_from_any_thread_and_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[dict[str, Any]] = []
     tell("before")

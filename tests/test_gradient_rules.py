@@ -6,6 +6,7 @@ Shape suffixes: N = replicas, P = numbers.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from dejavu.cost.gradients import NUMBERS_MOVED
 from dejavu.runtime.gradients import rules
 from dejavu.runtime.gradients.faults import FAULTS, FLIPPED_SHARE, STALE_STEPS, FaultyGradients, GradientFault
 from dejavu.runtime.gradients.rules import RULES, Combined, Part, combine, rule_of
-from dejavu.runtime.gradients.watching import CHANCE, WINDOW_STEPS, Watch, chance_of
+from dejavu.runtime.gradients.watching import CHANCE, FAR_STEPS, WINDOW_STEPS, Watch, chance_of
 from dejavu.workload import GradientSettings
 
 SIZE = 57
@@ -284,6 +285,22 @@ def test_a_replica_that_is_far_off_now_and_then_is_named() -> None:
                 suspicion_SN[0, 2] = 1e20
             watch.look(step, suspicion_SN)
         assert watch.named() == named
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.0], ids=["others differ", "others are alike"])
+def test_whoever_is_not_finite_three_times_is_named_however_many_they_are(spread: float) -> None:
+    chance = np.random.default_rng(4)
+    for count in range(2, 9):
+        for bad in range(1, count):
+            watch, faulty = Watch(1, count, 1), {int(n) for n in chance.permutation(count)[:bad]}
+            for step in range(FAR_STEPS):
+                suspicion_SN = torch.tensor(spread * chance.random((1, count)))
+                suspicion_SN[0, list(faulty)] = torch.inf
+                watch.look(step, suspicion_SN)
+            assert set(watch.named()) == faulty, (count, bad)
+            for n, tally in enumerate(watch.tallies[0]):
+                assert tally.num_not_finite == (FAR_STEPS if n in faulty else 0)
+                assert all(map(math.isfinite, tally.ratios))
 
 
 def test_equal_replicas_are_never_named() -> None:

@@ -14,9 +14,10 @@ from dejavu.init import Draw
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.gradients.scaling import FIRST_SCALE, GOOD_STEPS, LEAST_SCALE, LossScale, ScaleError
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.single import train_single
+from dejavu.runtime.single import probe, train_single
 from dejavu.runtime.state import OF_ALL, gather_state, restore_state, states_of
 from dejavu.runtime.training import build_layers
+from dejavu.trials.halving import unsafe
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 
@@ -156,3 +157,17 @@ def trained() -> dict[str, Trained]:
 @pytest.mark.parametrize("name", CASES)
 def test_pipelines_train_as_one_process_does(name: str, trained: dict[str, Trained]) -> None:
     assert trained[name].losses == pytest.approx(train_single(workload(), DRAW, range(STEPS)), abs=FLOAT16)
+
+
+@pytest.mark.parametrize("gain", [1.0, 2.0, 2.8, 3.5, 4.0])
+def test_a_first_step_that_overflows_at_its_scale_says_nothing_of_the_draw(gain: float) -> None:
+    """A trial is told what it is told in float32, of the first step that is made: weights are as drawn until then."""
+    draw = Draw(gain=gain, seed=3)
+    exact = Workload(model="mlp", data="digits", batch_size=8, num_microbatches=2, num_steps=40)
+    (loss, norm), told = probe(exact, draw), list[tuple[float, float]]()
+    scaled = exact.model_copy(update={"mixed_precision": "float16"})
+    losses = train_single(scaled, draw, range(24), on_first=lambda *one: told.append(one))
+    assert told == [probe(scaled, draw)]
+    assert losses[0] == told[0][0] == pytest.approx(loss, rel=0.05)
+    assert unsafe(loss, norm) == unsafe(*told[0]) == ""
+    assert 0.1 < told[0][1] / norm < 10, "it may be of another batch"

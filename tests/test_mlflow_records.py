@@ -384,6 +384,9 @@ def test_a_run_that_is_not_there_is_answered_with_the_likest(project: Path, tmp_
         InputError, match=r"unknown run 'zzz'; wanted 'last', or the beginning of an id, as \w{8} \(gpt h"
     ):
         find_run(project, "zzz")
+    for nothing in ("", "/", ".", "./"):  # as a variable that is not set
+        with pytest.raises(InputError, match="unknown run"):
+            find_run(project, nothing)
     with pytest.raises(InputError, match=r"'0f0f' is the beginning of 2 runs: "):
         find_run(project, "0f0f")
     with pytest.raises(InputError, match=r"no run is recorded for .*`dejavu run` makes one"):

@@ -109,6 +109,17 @@ def test_members_say_so_where_nothing_fits_or_nothing_can_be_cut(name: str) -> N
     assert isinstance(answer, NoneFound if name.startswith("dqn") else NoneFits)
 
 
+@pytest.mark.parametrize("name", CUTTERS)
+@pytest.mark.parametrize("what", [(), (0,), (1,), (2,)], ids=["nothing", "compute", "weights", "what crosses"])
+def test_what_takes_no_time_is_cut_like_anything_else(name: str, what: tuple[int, ...]) -> None:
+    arrays = [np.ones(6) if k in what else np.zeros(6) for k in range(3)]
+    problem = CutProblem(OperatorArrays(*arrays), Servers(2, 2), (1, 2, 3))
+    answer, best = member(name).run(problem, seed=2), LabelProgram().run(problem)
+    assert isinstance(answer, Found) and isinstance(best, Found)
+    assert answer.step_seconds == pytest.approx(price(problem, answer.plan).step_seconds)
+    assert best.step_seconds <= answer.step_seconds * (1 + ROUNDING)
+
+
 def test_an_agent_learns_and_leaves_the_random_state_alone() -> None:
     """Its own plan, without random moves, comes near the best of a problem of 30 plans."""
     problem = CutProblem(OperatorArrays([1.0, 1, 1, 9, 1, 1], [1.0] * 6, [1.0] * 6), Servers(2, 1, 1e3, 1e3))

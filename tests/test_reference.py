@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dejavu.init import Draw
-from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.single import NUM_COMPARED, reference_losses, train_single
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
 from dejavu.trials import TrialSpec, remembered_reference
 from dejavu.workload import Workload
 from tests.conftest import TINY
@@ -88,3 +89,25 @@ def test_a_start_of_another_origin_is_looked_at_every_time(from_trial: TrainingJ
     train_single(from_trial.workload, Draw("normal", seed=1), range(STEPS), save_to=elsewhere)
     second = remembered_reference(replace(from_trial, start_from=str(elsewhere)), tmp_path / "trials")
     assert first != second and not kept(tmp_path / "trials") and not kept(elsewhere.parent)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the trials", "on another host"])
+@pytest.mark.parametrize("known", [False, True])
+def test_where_the_start_is_gone_only_what_is_known_is_compared(
+    from_trial: TrainingJob, tmp_path: Path, elsewhere: bool, known: bool
+) -> None:
+    """A longer trial went on from it, or the training was fetched from another host."""
+    folder, start = tmp_path / "trials", Path(str(from_trial.start_from))
+    expected = remembered_reference(from_trial, folder) if known else None
+    start.unlink()
+    if elsewhere:
+        from_trial, expected = replace(from_trial, start_from=f"/nowhere/else/{start.name}"), None
+    assert remembered_reference(from_trial, folder) == expected
+    assert len(kept(folder)) == known
+
+
+def test_nothing_is_said_to_be_equal_where_nothing_was_compared(job: TrainingJob) -> None:
+    for losses in ((), (1.0,), (1.0, 2.5), (1.0, math.nan)):
+        result = TrainingResult(0, losses, None, (), 0, None, "")
+        found = largest_difference([1.0, 2.0, 3.0], result)
+        assert found == {0: None, 1: 0.0}.get(len(losses), 0.5 if losses[-1:] == (2.5,) else math.inf)

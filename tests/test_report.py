@@ -21,7 +21,7 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
 from dejavu.cost.ranges import Range
 from dejavu.cost.trainings.steps import Basis, StepFactor
-from dejavu.foundation.units import format_bytes, format_seconds
+from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
@@ -34,6 +34,7 @@ from dejavu.report import (
     ReportData,
     losses_figure,
     page,
+    summary_markdown,
     summary_table,
     timeline_figure,
     where_to_look,
@@ -492,6 +493,9 @@ def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):
     assert parsed.marked[0].startswith(f"✔ this run: the {run.baseline_name} ")
     assert parsed.marked[0].endswith("1.00 × 100 ms")
     assert "the planner's, measured to be slower" in parsed.text and "200 ms" in parsed.text
+    assert (
+        f"0.50 × as fast as the {run.baseline_name}, measured in turn, was the planner's plan; so this" in parsed.text
+    )
     best = run.choice.best_baseline
     assert any(row.startswith(f"✔ {best.search} {best.num_microbatches} ") for row in parsed.marked)
 
@@ -621,6 +625,47 @@ def test_the_losses_go_on_from_the_winner(run):
     assert list(training.get_xdata()) == list(range(TRIAL_STEPS, NUM_STEPS + 1))
     assert list(training.get_ydata()) == [run.winner.losses[-1], *run.training.losses]
     assert tuple(drawn[f"the best: {run.winner.draw}"].get_ydata()) == run.winner.losses
+
+
+@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
+@pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
+def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, first_step: int) -> None:
+    """A resumed training knows its losses from its own first step on, and no longer those of its trials."""
+    losses = tuple(7.0 - 0.125 * step for step in range(first_step, NUM_STEPS))
+    training = replace(run.training, losses=losses, first_step=first_step)
+    found = replace(run, training=training, tried=run.tried if tried else None)
+    assert found.num_trained_steps == NUM_STEPS
+    first, step = (run.winner.losses[0], 1) if tried and first_step else (losses[0], first_step + 1)
+    began = "at first" if step == 1 else f"in step {step}"
+    for text in (printed(found), note_markdown(found, "dejavu run", "")):
+        assert f"{first:.4f} {began}, {losses[-1]:.4f} after {NUM_STEPS} steps" in text
+    said = f"Training loss {losses[-1]:.4f} of the last batch, step {NUM_STEPS}; {first:.4f} at step {step}"
+    assert said in Page(page(found)).text
+
+
+@pytest.mark.parametrize(
+    "name", ["lab [a100]", "[red]lab", "lab [/b]", "a | b", "[link=x]y[/link]", r"\[x]", ":smile:"]
+)
+def test_names_in_the_table_and_in_markdown_are_shown_as_they_are(run: ReportData, name: str) -> None:
+    """Rich reads what is in brackets as a style, and Markdown a bar as a cell's end."""
+    named = replace(
+        run, cluster=replace(run.cluster, name=name), workload=run.workload.model_copy(update={"model": name})
+    )
+    assert f"{name} on {name}" in printed(named)
+    stage = replace(run.binding.placements[0].device, host=name)
+    placed = replace(run.binding.placements[0], device=stage)
+    named = replace(named, binding=replace(run.binding, placements=(placed, *run.binding.placements[1:])))
+    for text in (summary_markdown(named), note_markdown(named, "dejavu run", "")):
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        counts = {re.sub(r"\\.", "", row).count("|") for row in rows}
+        assert counts <= {3} or counts <= {6}, "as many cells in each row as its table has"
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_the_page_says_how_often_the_schedule_runs_in_a_step(run: ReportData, runs: int) -> None:
+    workload = run.workload.model_copy(update={"accumulate": runs})
+    counts = in_microbatches(run.plan.num_microbatches, runs)
+    assert f"batch {workload.batch_size} in {counts} · schedule" in Page(page(replace(run, workload=workload))).text
 
 
 def test_figures_say_what_they_show(run):

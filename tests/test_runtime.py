@@ -340,6 +340,15 @@ def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Wo
             earlier_training(run, tiny)
         assert "\n" not in str(refused.value)
     path.write_text(json.dumps(whole))
+    gone = tmp_path / "trials" / "a-10.safetensors"
+    path.write_text(json.dumps({**whole, "start_from": str(gone)}))
+    with pytest.raises(InputError, match=r"has no checkpoint, and .*a-10\.safetensors, .* is not there any more"):
+        earlier_training(run, tiny)
+    gone.parent.mkdir()
+    gone.touch()
+    assert earlier_training(run, tiny).step == 0
+    gone.unlink()
+    path.write_text(json.dumps(whole))
     checkpoint_at(run, 4).write_text("{")
     with pytest.raises(InputError, match=r"step-00000004 cannot be read.* continues from the checkpoint before it"):
         earlier_training(run, tiny)

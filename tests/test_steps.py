@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from statistics import median
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dejavu.runtime.job.migration import Gain
 from dejavu.timing.interference import DISTURBED, TimedWork, counted
 from dejavu.timing.repeats import OWN_WAIT_SECONDS, stretch_of
 from dejavu.timing.step_times import LEAST_STEPS, RankStep, StepTimes, StepWatch, count_steps
 
 RATIOS = st.sampled_from([1.0, 1.1, DISTURBED, 1.3, 2.0, 8.0])
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 TIMINGS = st.lists(st.builds(TimedWork, st.floats(1e-6, 1.0), RATIOS, RATIOS), min_size=1, max_size=40)
 
 
@@ -98,3 +101,14 @@ def test_nothing_is_known_of_gpus_and_of_no_steps() -> None:
     assert (times.seconds, times.low_seconds, times.high_seconds) == (0.1, 0.1, 0.1)
     assert count_steps([[]], is_cpu=True) == ((), None)
     assert count_steps([[RankStep(0.1, 0.0, 1.0, 1.0, False)]], is_cpu=True) == ((), None)
+
+
+@given(st.floats(1e-6, 1e5), st.floats(1e-6, 1e5), st.floats(1e-6, 1e5))
+def test_seconds_in_sentences_are_read_back_and_never_in_powers_of_ten(
+    before: float, after: float, told: float
+) -> None:
+    times = StepTimes(before, before, before, 5, 0.0, all_seconds=told, num_steps=9, num_disturbed=4)
+    for sentence, seconds in ((str(times), [told]), (str(Gain(before, told, after)), [before, told, after])):
+        assert "e+" not in sentence and "e-" not in sentence
+        found = re.findall(r"([\d.]+) (ns|µs|ms|s|min|h)\b", sentence)
+        assert [float(number) * UNITS[unit] for number, unit in found] == pytest.approx(seconds, rel=6e-3)

@@ -121,7 +121,9 @@ def test_artifacts_of_each_form(project, tmp_path):
     figure = Figure()
     figure.subplots().plot([1, 2])
     with Tracker.open(project, "full") as tracker:
-        tracker.artifact_json("search/plan.json", {"stages": 2})
+        tracker.artifact_json(
+            "search/plan.json", {"stages": 2, "of": ((1.5, math.inf), {"them": [math.nan, -math.inf]})}
+        )
         tracker.artifact_text("log.txt", "é")
         tracker.artifact_file(tmp_path / "plan.yaml")
         tracker.artifact_file(tmp_path / "plan.yaml", "again/other.yaml")
@@ -130,7 +132,8 @@ def test_artifacts_of_each_form(project, tmp_path):
         folder = tracker.artifact_folder
         with pytest.raises(FileNotFoundError, match=r"nothing\.txt"):
             tracker.artifact_file(tmp_path / "nothing.txt")
-    assert json.loads((folder / "search/plan.json").read_text()) == {"stages": 2}
+    written = json.loads((folder / "search/plan.json").read_text(), parse_constant=pytest.fail)
+    assert written == {"stages": 2, "of": [[1.5, None], {"them": [None, None]}]}, "JSON has no NaN and no Infinity"
     assert (folder / "log.txt").read_text(encoding="utf-8") == "é"
     assert (folder / "plan.yaml").read_text() == (folder / "again/other.yaml").read_text() == "stages: 2\n"
     assert pq.read_table(folder / "costs.parquet").to_pylist() == [{"layer": "a", "seconds": 0.5}]
@@ -317,6 +320,27 @@ def test_a_replay_that_is_cut_off_starts_over_without_duplicates(project, closed
         pass
     assert set(all_runs(project)) == {"away", "away training", "second", "third"}
     assert_all_recorded(project, "away")
+    assert not spool(project)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 40])
+def test_a_record_that_a_full_disk_cut_off_takes_no_other_with_it(project, closed_port, monkeypatch, caplog, missing):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port}")
+    with Tracker.open(project, "away") as tracker:
+        for step in range(6):
+            tracker.metric(f"loss_{step}", step)
+            if step in (2, 3):
+                (file,) = spool(project)
+                os.truncate(file, file.stat().st_size - missing)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with Tracker.open(project, "here"):
+        pass
+    run = all_runs(project)["away"]
+    lost = () if missing == 1 else (2, 3)  # without the end of its line alone a record is whole
+    assert run.data.metrics == {f"loss_{step}": step for step in range(6) if step not in lost}
+    assert run.info.status == "FINISHED"
+    assert ("2 of the 8 MLflow records" in caplog.text) == bool(lost)
     assert not spool(project)
 
 

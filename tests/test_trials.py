@@ -38,7 +38,14 @@ from dejavu.trials import (
 )
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
-from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload import (
+    GradientSettings,
+    OptimizerSettings,
+    ReplanSettings,
+    SyntheticSettings,
+    TrialSettings,
+    Workload,
+)
 from dejavu.workload.data.text import _read
 from tests.launching import dask_workers
 from tests.waiting import PATIENCE_SECONDS
@@ -229,6 +236,30 @@ def test_the_key_is_of_all_that_decides_and_nothing_else(tiny: Workload, tmp_pat
     (tmp_path / "copy.txt").write_text("b" * 500)
     copy = TrialSpec(tiny.model_copy(update={"text": tmp_path / "copy.txt"}), Draw(), 3)
     assert copy.key == others[-1].key  # what it is called does not matter
+
+
+WITHOUT_A_PLAN = {
+    "slices": 4,
+    "schedule": "gpipe",
+    "both_ways": True,
+    "gradients": GradientSettings(rule="median"),
+    "checkpoint_every": 7,
+    "compare": True,
+    "trials": TrialSettings(count=3),
+    "replan": ReplanSettings(action="plan"),
+    "evaluate_every": 1,
+    "evaluation_examples": 8,
+    "compile": True,
+    "checkpoints": "file:///nowhere/else",
+}
+
+
+@pytest.mark.parametrize("field", WITHOUT_A_PLAN)
+def test_what_is_for_ranks_alone_changes_neither_losses_nor_keys(tiny: Workload, field: str) -> None:
+    other = tiny.model_copy(update={field: WITHOUT_A_PLAN[field]})
+    assert getattr(other, field) != getattr(tiny, field)
+    assert TrialSpec(other, Draw(), 3).key == TrialSpec(tiny, Draw(), 3).key
+    assert train_single(other, Draw(), range(2)) == train_single(tiny, Draw(), range(2))
 
 
 def test_a_decaying_learning_rate_makes_the_length_count(tiny: Workload) -> None:

@@ -1,12 +1,16 @@
 """Quantities: exact, never without a unit, and back."""
 
+import io
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
 
 from dejavu.foundation import units
+from dejavu.foundation.tables import print_whole
 
 few = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -173,3 +177,16 @@ def test_two_quantities_are_told_apart(value: float, other: float, exponent: int
             assert value == second or first_shown != second_shown
             if form(value) != form(second):
                 assert (first_shown, second_shown) == (form(value), form(second))
+
+
+@pytest.mark.parametrize("title", [True, False], ids=["title", "no title"])
+@pytest.mark.parametrize("wraps", [True, False], ids=["wraps", "whole"])
+@pytest.mark.parametrize("name", ["lab [a100]", "[red]lab", "lab [/b]", "[link=x]y[/link]", r"\[x]", ":smile:", "[]"])
+def test_names_in_tables_are_shown_as_they_are(name: str, wraps: bool, title: bool) -> None:
+    """Rich reads what is in brackets as a style."""
+    said, table = io.StringIO(), Table(title=name if title else None)
+    table.add_column(name, no_wrap=not wraps)
+    table.add_column("number", justify="right")
+    table.add_row(name, "1")
+    print_whole(Console(width=80, file=said), table)
+    assert said.getvalue().count(name) == 2 + title

@@ -183,20 +183,21 @@ def _move_seconds(option: Option, cluster: Cluster, held: Held, remaining: Remai
 
 
 def _reasons(chosen: Option, found: Option, stay: Option | None, remaining: Remaining) -> tuple[str, ...]:
-    step = f"a step is predicted to take {1e3 * chosen.step_seconds:.3g} ms"
+    step = f"a step is predicted to take {units.format_seconds(chosen.step_seconds)}"
     if chosen.is_running:
         gain = 1 - found.step_seconds / chosen.step_seconds
         if gain <= 0:
             return (f"the running plan is still the best: {step}",)
+        gained = units.format_seconds(remaining.steps * (chosen.step_seconds - found.step_seconds), 2)
+        change = units.format_seconds(remaining.restart_seconds, 2)
         return (
             f"the running plan stays: the best one would be {100 * gain:.1f} % faster, over {remaining.steps} steps "
-            f"{remaining.steps * (chosen.step_seconds - found.step_seconds):.2g} s, with a margin of "
-            f"{100 * remaining.margin:.3g} % and a change of {remaining.restart_seconds:.2g} s or more",
+            f"{gained}, with a margin of {100 * remaining.margin:.3g} % and a change of {change} or more",
         )
     said = [f"{chosen.what}: {step}"]
     if stay is not None:
         gain = 1 - chosen.step_seconds / stay.step_seconds
-        said[0] += f", {100 * gain:.0f} % less than the running plan's {1e3 * stay.step_seconds:.3g} ms"
+        said[0] += f", {100 * gain:.0f} % less than the running plan's {units.format_seconds(stay.step_seconds)}"
     elif chosen is not found:
         slower = chosen.step_seconds / found.step_seconds - 1
         said[0] += f", {100 * slower:.1f} % above the best plan's, and less has to move"

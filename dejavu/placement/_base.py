@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.placement.problem import Devices, Ints, Operation, PlacementProblem, Tensor
 from dejavu.placement.shared.bound import LowerBound, lower_bound
 from dejavu.placement.simulation import Placement, simulate
@@ -126,7 +126,7 @@ class Incumbent:
             return PlacementResult(self.placement, self.seconds, bound, self._placer, spent, tuple(self._history))
         if self._proof:
             return self.infeasible(self._proof)
-        reason = f"{self._placer} met no placement that fits in {spent:.2g} s"
+        reason = f"{self._placer} met no placement that fits in {format_seconds(spent, 2)}"
         return NotFound(self._placer, Obstacle.NONE_CONSIDERED_FITS, reason, spent, self.bound.seconds)
 
 

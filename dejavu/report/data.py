@@ -14,6 +14,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import tokens_in_a_step
+from dejavu.foundation.units import plural
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
 from dejavu.planning.sentences import NAMES, scope, what_the_formula_says, why_slower
@@ -385,6 +386,26 @@ class ReportData:
         if self.training is None:
             return before
         return before[: self.training.first_step] + self.training.losses
+
+    @property
+    def first_loss_step(self) -> int:
+        """The step of `losses[0]`, counted from 1: a training that was resumed does not know its trials' losses."""
+        if self.training is None:
+            return 1
+        before = self.winner.losses if self.winner else ()
+        return 1 + max(0, self.training.first_step - len(before))
+
+    @property
+    def num_trained_steps(self) -> int:
+        """How many steps the last loss comes after, those of the winning trial and of earlier runs included."""
+        return self.first_loss_step - 1 + len(self.losses)
+
+    @property
+    def said_of_losses(self) -> str:
+        """The first and the last loss, in words."""
+        began = "at first" if self.first_loss_step == 1 else f"in step {self.first_loss_step}"
+        after = plural(self.num_trained_steps, "step")
+        return f"{self.losses[0]:.4f} {began}, {self.losses[-1]:.4f} after {after}"
 
     @property
     def stages(self) -> tuple[StageReport, ...]:

@@ -15,6 +15,7 @@ from dejavu.planning.sentences import faster
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.data import ReportData
 from dejavu.report.figures import CHOSEN, INK
+from dejavu.report.summary import in_a_cell
 from dejavu.simulation.bound import CLOSE
 
 MOST_STAGES = 16  # rows of a note, which MLflow cuts off at 5,000 characters
@@ -78,7 +79,8 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
             format_seconds(stage.predicted.forward_seconds),
             format_seconds(stage.predicted_backward_seconds),
         )
-        lines.append(f"| {stage.stage} | {stage.layers} | {stage.devices} | {forward} | {backward} |")
+        cells = f"{in_a_cell(stage.layers)} | {in_a_cell(stage.devices)}"
+        lines.append(f"| {stage.stage} | {cells} | {forward} | {backward} |")
     if len(run.stages) > MOST_STAGES:
         lines.append(f"| … | {plural(len(run.stages) - MOST_STAGES, 'more stage')} | | | |")
     plan = run.plan
@@ -97,7 +99,7 @@ def _steps(run: ReportData) -> str:
     if run.training is not None and run.training.step_seconds is not None:
         said += f"; {format_seconds(run.training.step_seconds)}, measured ({run.step_error:+.1%} off)"
     if run.losses:
-        said += f". Loss {run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {plural(len(run.losses), 'step')}"
+        said += f". Loss {run.said_of_losses}"
     return f"{said}."
 
 

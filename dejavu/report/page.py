@@ -15,7 +15,13 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from dejavu.cost.ranges import memory_range
-from dejavu.foundation.units import format_bytes, format_bytes_per_second, format_seconds, plural
+from dejavu.foundation.units import (
+    format_bytes,
+    format_bytes_per_second,
+    format_seconds,
+    in_microbatches,
+    plural,
+)
 from dejavu.planning.sentences import between, short
 from dejavu.plans import Plan
 from dejavu.report.charts import (
@@ -61,6 +67,7 @@ def page(run: ReportData) -> str:
         fullest=list(_fullest(run)),
         trials=trials[:MOST_TRIALS],
         num_more_trials=max(0, len(trials) - MOST_TRIALS),
+        in_microbatches=in_microbatches,
         css=Markup(_read("page.css")),
         script=Markup(_read("page.js")),
         plotly=Markup(get_plotlyjs()),

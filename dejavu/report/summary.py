@@ -66,7 +66,7 @@ def summary_rows(run: ReportData) -> Rows:
     if run.tried is not None and run.tried.bought is not None:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
-        rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
+        rows.append(("loss", run.said_of_losses))
     if run.training is not None and run.training.waits_for_data:
         rows.append(("data", waited_for_data(*run.training.waits_for_data)))
     if run.training is not None and run.training.long_saved is not None:
@@ -111,7 +111,7 @@ def saved(found: Saved) -> str:
 
 def summary_table(run: ReportData) -> Table:
     """Return the summary for a terminal."""
-    table = Table(show_header=False, title=_title(run), title_justify="left")
+    table = Table(show_header=False, title=Text(_title(run)), title_justify="left")
     table.width = WIDTH_COLUMNS
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -129,10 +129,15 @@ def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
 def summary_markdown(run: ReportData) -> str:
     """Return the summary as Markdown, with the command that repeats the training."""
     lines = [f"**{_title(run)}**", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {text} |" for name, text in summary_rows(run)]
+    lines += [f"| {name} | {in_a_cell(text)} |" for name, text in summary_rows(run)]
     if run.torchrun_line:
         lines += ["", "To repeat the training by hand:", "", f"    {run.torchrun_line}"]
     return "\n".join(lines)
+
+
+def in_a_cell(text: str) -> str:
+    """Return the text as a cell of a Markdown table has to have it: in one line, and without a cell's end."""
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def _without_memory(run: ReportData) -> str:

@@ -15,6 +15,7 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import SCHEMES, Draw, calibrate
 from dejavu.runtime.batches import HeldOut
+from dejavu.runtime.gradients.scaling import FIRST_SCALE, LEAST_SCALE
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial, start_from_pretrained
@@ -27,16 +28,29 @@ OnFirst = Callable[[float, float], None]
 
 
 class _Watched(WholeModel):
-    """Report the training's first step, before any clipping and before the weights change."""
+    """Report the training's first loss and gradient norm, before any clipping and before the weights change.
+
+    A step whose gradients overflow at the scale of its loss (`LossScale`) is left out, and says nothing of its weights:
+    the norm is that of the first step that is made, which has the same weights.
+    """
 
     def __init__(self, module: Layers, workload: Workload, on_first: OnFirst) -> None:
         super().__init__(module, workload)
         self.on_first = on_first
+        self._scales = workload.autocast == "float16"
+        self._first_loss: float | None = None
+        self._is_told = False
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         loss = super().__call__(step, inputs, targets)
         if step == 0:
-            self.on_first(loss, self.gradient_norm() / self.loss_scale)
+            self._first_loss = loss
+        if self._first_loss is not None and not self._is_told:
+            norm = self.gradient_norm() / self.loss_scale
+            is_left_out = self._scales and self.loss_scale > LEAST_SCALE and not math.isfinite(norm)
+            if not is_left_out or not math.isfinite(self._first_loss):
+                self._is_told = True
+                self.on_first(self._first_loss, norm)
         return loss
 
 
@@ -57,7 +71,8 @@ def train_single(
         start_from: a trial's state; None: the saved weights that the workload names, else the draw's.
         save_to: where to save the state after the last step.
         on_loss: called after each step; may raise to stop.
-        on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
+        on_first: (loss of step 0, norm of all gradients of the first step that is made), before that step's update;
+            may raise to stop.
         on_evaluation: (step, loss on what is held out), where the workload wants it; None: nothing is evaluated.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -113,12 +128,18 @@ def trained_module(job: TrainingJob, checkpoint: Path) -> tuple[nn.Module, torch
     return module, inputs
 
 
+MOST_SCALES = 1 + round(math.log2(FIRST_SCALE / LEAST_SCALE))  # of a loss, each half of the one before
+
+
 class _Probed(Exception):
     pass
 
 
 def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
-    """Return loss and gradient norm of the training's first step, without taking it."""
+    """Return loss and gradient norm of the training's first step, without taking it.
+
+    Computing in float16 it may take several to find a scale at which gradients do not overflow.
+    """
     found: list[tuple[float, float]] = []
 
     def on_first(loss: float, gradient_norm: float) -> None:
@@ -126,7 +147,7 @@ def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
         raise _Probed
 
     with suppress(_Probed):
-        train_single(workload, draw, range(1), on_first=on_first)
+        train_single(workload, draw, range(MOST_SCALES), on_first=on_first)
     return found[0]
 
 
@@ -144,10 +165,10 @@ def reference_losses(job: TrainingJob) -> list[float]:
     return train_single(job.workload, job.draw, compared_steps(job), start_from=start)
 
 
-def largest_difference(expected: Sequence[float], result: TrainingResult) -> float:
+def largest_difference(expected: Sequence[float], result: TrainingResult) -> float | None:
     """Return the largest difference between a training's first losses and these; infinite where one is not finite.
 
-    0.0 where the training had no step, or its losses are lost: there is nothing to compare.
+    None where the training had no step, or its losses are lost: there is nothing to compare.
     """
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
-    return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=0.0)
+    return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=None)

@@ -51,7 +51,7 @@ def in_words(seconds: float) -> str:
     whole = round(seconds)
     if whole < 90:
         return f"{whole} s"
-    minutes = round(seconds / 60)
+    minutes = round(whole / 60)
     if minutes < 90:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)

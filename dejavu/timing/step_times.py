@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from dejavu.foundation.units import format_seconds
 from dejavu.timing.clock import KEPT_STEPS
 from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 from dejavu.timing.repeats import stretch_of
@@ -53,7 +54,8 @@ class StepTimes:
         beside = f"{self.num_disturbed} of {self.num_steps} steps had other work beside them"
         if self.beside_other_work:
             return f"measured beside other work: {beside}"
-        return f"median of {self.num_counted} undisturbed steps; {beside}, all together {1e3 * self.all_seconds:.4g} ms"
+        together = format_seconds(self.all_seconds, 4)
+        return f"median of {self.num_counted} undisturbed steps; {beside}, all together {together}"
 
 
 class RankStep(NamedTuple):

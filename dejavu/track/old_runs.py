@@ -18,9 +18,9 @@ RUNS_AT_ONCE = 200  # on one command line
 
 
 def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
-    """Delete all flow runs but the newest `keep`, with the runs of their parts; return how many runs.
+    """Delete all flow runs but the newest `keep`, with the runs of their parts and of parts of these; return how many.
 
-    Runs that are running stay, and so do those that a registered model came from.
+    Runs that are running stay, and so do those that a registered model came from, until its version is deleted.
 
     Args:
         dry_run: delete nothing, only count.
@@ -51,17 +51,31 @@ def _old_runs(client: MlflowClient, keep: int) -> list[Run]:
             [experiment.experiment_id], order_by=["attributes.start_time DESC"], max_results=1000, page_token=token
         )
         found, token = [*found, *page], page.token or ""
-    parents = [run for run in found if PARENT_TAG not in run.data.tags]
-    families = {run.info.run_id: [run] for run in parents}
+    kept = {run.info.run_id for run in [run for run in found if PARENT_TAG not in run.data.tags][:keep]}
+    above = {run.info.run_id: run.data.tags.get(PARENT_TAG, "") for run in found}
+    families: dict[str, list[Run]] = {}
     for run in found:
-        if (parent := run.data.tags.get(PARENT_TAG)) in families:
-            families[parent].append(run)
-    old = (families[parent.info.run_id] for parent in parents[keep:])
-    return [run for family in old if not any(map(_is_needed, family)) for run in family]
+        first = run.info.run_id
+        while above.get(first):  # a trial is a part of the trials, which are a part of the flow
+            first = above[first]
+        families.setdefault(first, []).append(run)
+    old = (family for first, family in families.items() if first not in kept)
+    origins = _origins(client)
+    return [run for family in old if not any(_is_needed(run, origins) for run in family) for run in family]
 
 
-def _is_needed(run: Run) -> bool:
-    return run.info.status == "RUNNING" or MODELS_TAG in run.data.tags
+def _is_needed(run: Run, origins: set[str]) -> bool:
+    return run.info.status == "RUNNING" or MODELS_TAG in run.data.tags or run.info.run_id in origins
+
+
+def _origins(client: MlflowClient) -> set[str]:
+    """Return the ids of the runs that registered models came from; their files are not among these runs' artifacts."""
+    found: set[str] = set()
+    token: str | None = None
+    while token != "":
+        page = client.search_model_versions(page_token=token)
+        found, token = found | {version.run_id for version in page if version.run_id}, page.token or ""
+    return found
 
 
 def _erase(database: Path, run_ids: list[str]) -> None:

@@ -84,7 +84,7 @@ def find_run(project: Path, wanted: str) -> RunSummary:
     if wanted == LAST:
         return known[0]
     word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
-    whole = [run for run in known if word in (run.run_id, run.flow_run, Path(run.folder).name, run.name)]
+    whole = [run for run in known if word and word in (run.run_id, run.flow_run, Path(run.folder).name, run.name)]
     found = whole[:1] or [run for run in known if word and _begins(run, word)]  # a resumed folder has several: the last
     if len(found) > 1:
         raise InputError(f"{wanted!r} is the beginning of {len(found)} runs: {_listed(found)}; wanted more of one's id")

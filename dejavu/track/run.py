@@ -199,7 +199,9 @@ class Run:
         self._artifact(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def artifact_json(self, name: str, content: Any) -> None:
-        self.artifact_text(name, json.dumps(content, indent=1, default=str, ensure_ascii=False))
+        """Record a JSON document; numbers that are not finite, which JSON does not have, are null."""
+        text = json.dumps(_finite(content), indent=1, default=str, ensure_ascii=False, allow_nan=False)
+        self.artifact_text(name, text)
 
     def artifact_table(self, name: str, table: pa.Table) -> None:
         """Record a table as Parquet; the name ends in .parquet."""
@@ -304,6 +306,14 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:

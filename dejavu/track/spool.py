@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -102,8 +104,10 @@ class Recorder:
                 else:
                     shutil.copyfile(source, copy)
                 entry = {**entry, held: str(copy.relative_to(self._mine))}
-            with (self._mine / "entries.jsonl").open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+            with (self._mine / "entries.jsonl").open("ab") as file:
+                if file.tell() and not _ends_a_line(self._mine / "entries.jsonl"):  # a full disk cut the one before
+                    file.write(b"\n")
+                file.write(f"{json.dumps(entry)}\n".encode())
         except OSError as error:
             log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, _line(error))
 
@@ -127,10 +131,15 @@ class Recorder:
         path = folder / "entries.jsonl"
         try:
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut
+            entries = _entries(lines)
         except (OSError, ValueError) as error:
             log.warning("the MLflow records in %s cannot be read and are left: %s", path, _line(error))
             return
+        whole = sum(line.endswith("\n") for line in lines)  # of the last, which may be cut, nothing is expected
+        if len(entries) < whole:
+            log.warning(
+                "%d of the %d MLflow records in %s were cut off and are lost", whole - len(entries), whole, path
+            )
         made = {entry["run"] for entry in entries if entry["kind"] == "create"}
         before = {entry["run"] for entry in entries} | {entry["parent"] for entry in entries if entry.get("parent")}
         for key in before - made:
@@ -148,6 +157,30 @@ class Recorder:
                     raise
                 log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
         shutil.rmtree(folder)
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def _entries(lines: Sequence[str]) -> list[Entry]:
+    """Return the entries of those lines that are whole.
+
+    Raises:
+        ValueError: there are lines, and none of them is.
+    """
+    found: list[Entry] = []
+    why: ValueError | None = None
+    for line in lines:
+        try:
+            found += [json.loads(line)] if line.endswith("\n") else []
+        except ValueError as error:
+            why = error
+    if why is not None and not found:
+        raise why
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from dejavu.trials.halving import rungs
 from dejavu.trials.job_queue import JobError, Jobs, check_queue, searching_client, started_jobs
 from dejavu.trials.reference import remembered_reference
 from dejavu.trials.running import best, probe_draws, run_trials
-from dejavu.trials.search import Rung, Trials, remembered_search, search_initialization
+from dejavu.trials.search import Rung, Trials, most_draws, remembered_search, search_initialization
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "check_queue",
     "client_of",
     "local_client",
+    "most_draws",
     "probe_draws",
     "remembered_reference",
     "remembered_search",

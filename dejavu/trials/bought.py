@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dejavu.foundation.units import plural
 from dejavu.init import SCHEMES, Draw
 from dejavu.trials.halving import running_loss
 from dejavu.trials.spec import TrialResult
@@ -51,7 +52,7 @@ class Bought:
 
     @property
     def median_default_loss(self) -> float:
-        """The median over the default draws; infinite where most of them failed."""
+        """The median over the default draws; infinite where half of them failed, or more."""
         return statistics.median(self.default_losses)
 
     @property
@@ -100,7 +101,8 @@ class Bought:
         if self.standing is Standing.AMONG:
             return "no more than the default's seeds differ"
         if math.isinf(self.gain):
-            return "most default draws fail"
+            failed = sum(map(math.isinf, self.default_losses))
+            return f"{failed} of {plural(len(self.default_losses), 'default draw')} failed"
         return f"{100.0 * self.gain:.1f} % below the default"
 
 

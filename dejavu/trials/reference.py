@@ -17,7 +17,7 @@ from dejavu.workload.pretrained import fingerprint
 SUFFIX = ".reference"  # unlike that of a trial's result
 
 
-def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
+def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
     """Return single-process losses of the job's compared steps; trained only where `folder` does not have them.
 
     They follow from the workload, the draw and the state that the training starts from. A trial's state is named by a
@@ -25,15 +25,21 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
 
     Args:
         folder: of the trials, where their states are.
+
+    Returns:
+        None where the starting state is gone: a longer trial went on from it, or the training was begun elsewhere.
     """
     steps = compared_steps(job)
     start = Path(job.start_from) if job.start_from else None
+    is_gone = start is not None and not start.exists()
     if not steps or (start is not None and (start.suffix != STATE or start.parent.resolve() != folder.resolve())):
-        return reference_losses(job)
+        return None if is_gone else reference_losses(job)
     decides = [Keys().shared(job.workload), asdict(job.draw), start.stem if start else "", fingerprint(job.workload)]
     path = folder / f"{stable_hash(decides)}-{steps.start}-{steps.stop}{SUFFIX}"
     if (known := _read(path, len(steps))) is not None:
         return known
+    if is_gone:
+        return None
     losses = reference_losses(job)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, losses)

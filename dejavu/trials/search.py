@@ -19,7 +19,7 @@ from dejavu.trials.kept import KeptTrials, NotKeptError
 from dejavu.trials.running import OnResult, Pool, Resources, Source, best, probes
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 from dejavu.trials.worker import STATE
-from dejavu.workload import Workload
+from dejavu.workload import TrialSettings, Workload
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ class Trials:
 
 
 OnRung = Callable[[Rung], None]
+
+
+def most_draws(settings: TrialSettings) -> int:
+    """Return how many draws a search tries at most: what is proposed, and draws of the default to compare with."""
+    count = sum(named(PROPOSERS, settings.proposer).batches(settings.count))
+    return count + (settings.default_draws if count > 1 else 0)
 
 
 def search_initialization(

@@ -11,7 +11,7 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.init import Draw, _base, drawing, schemes
 from dejavu.init import output_scale as calibration
-from dejavu.runtime import optimizer, training
+from dejavu.runtime import optimizer, single, training
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of, source_hash
@@ -24,10 +24,12 @@ _CODE = (
     schemes,
     training,
     optimizer,
+    single,
 )  # also decides the losses: other code, other results
 # Names, not contents: the contents are in the data's fingerprint.
 _FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare", "replan"}
 _FREE |= {"evaluate_every", "evaluation_examples", "gradients"}
+_FREE |= {"slices", "both_ways", "compile", "checkpoints"}  # of ranks alone
 
 
 class TrialError(DejavuError):
@@ -91,7 +93,8 @@ class TrialResult:
         seconds: of all steps.
         remembered: it had run before, and was only read.
         failure: why there is no score; empty otherwise.
-        first_gradient_norm: of all gradients together at step 0, before any clipping; None where it was not finite.
+        first_gradient_norm: of all gradients together in the first step that is made, before any clipping; None where
+            it was not finite.
     """
 
     draw: Draw

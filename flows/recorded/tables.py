@@ -92,7 +92,7 @@ def comparison_tables(content: Mapping[str, Any], *, everything: bool) -> list[T
 def _table(title: str, names: Iterable[str], last: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("", *names, last):
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     return table
 
 

@@ -63,7 +63,8 @@ class Game:
         """Cut, and return the move's reward."""
         n, point = divmod(action, len(self.problem.arrays))
         self.plan = CutPlan((*self.plan.operator_cuts, point), (*self.plan.device_cuts, self.cuts[n]))
-        self._reward = max(self._reward, self._least_seconds / self.best.offer(self.plan))
+        step_seconds = self.best.offer(self.plan)
+        self._reward = max(self._reward, self._least_seconds / step_seconds if step_seconds else 1.0)
         if self.allowed_A.any():
             return 0.0
         return self._reward * self._discount ** (self.problem.most_stages - 1 - len(self.plan.device_cuts))

@@ -51,7 +51,7 @@ class Tally:
         """Count a step.
 
         Args:
-            ratio: the replica's suspicion over the replicas' median; infinite: its gradient was not finite.
+            ratio: the replica's suspicion over the median of the finite ones; infinite: its gradient was not finite.
             probability: of being suspected by chance.
         """
         self.watched_steps += 1
@@ -98,11 +98,13 @@ class Watch:
             least = min(own)
             if max(own) == least:  # all alike, as gradients of the same examples are
                 continue
-            middle = sorted(own)[len(own) // 2]
+            finite = sorted(one for one in own if math.isfinite(one))
+            middle = finite[len(finite) // 2] if finite else 0.0
             most = sorted(range(len(own)), key=own.__getitem__, reverse=True)[: self._count]
             for n, tally in enumerate(tallies):
-                ratio = own[n] / middle if middle > 0 else 1.0
-                is_one = n in most or math.isinf(own[n])
+                is_finite = math.isfinite(own[n])
+                ratio = (own[n] / middle if middle > 0 else 1.0) if is_finite else math.inf
+                is_one = n in most or not is_finite
                 tally.add(step, suspected=is_one, ratio=ratio, probability=self._count / len(own))
 
     def named(self) -> dict[int, list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dejavu.foundation.units import format_seconds
 from dejavu.plans import Plan
 
 
@@ -24,11 +25,11 @@ class Gain:
     after_seconds: float | None = None
 
     def __str__(self) -> str:
-        measured = "were not measured" if self.after_seconds is None else f"{1e3 * self.after_seconds:.3g} ms measured"
-        return (
-            f"a step took {1e3 * self.before_seconds:.3g} ms, {1e3 * self.predicted_seconds:.3g} ms were predicted, "
-            f"{measured}"
+        before, predicted = format_seconds(self.before_seconds), format_seconds(self.predicted_seconds)
+        measured = (
+            "were not measured" if self.after_seconds is None else f"{format_seconds(self.after_seconds)} measured"
         )
+        return f"a step took {before}, {predicted} were predicted, {measured}"
 
 
 @dataclass(frozen=True)

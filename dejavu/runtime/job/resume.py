@@ -49,7 +49,8 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
     """Read the state of the training that `--resume` names; nothing is started or changed.
 
     Raises:
-        InputError: there is no training, it is of another model, data, batch or optimizer, or a file of it is damaged.
+        InputError: there is no training, it is of another model, data, batch or optimizer, a file of it is damaged, or
+            it has neither a checkpoint nor the state that it starts from.
     """
     job = earlier_job(folder, workload)
     complete, step = complete_checkpoints(folder / job.checkpoints.name), job.first_step
@@ -61,6 +62,12 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
                 f"{complete[-1]} cannot be read: its marker is damaged ({type(error).__name__}: {error}); delete the "
                 "folder, and the training continues from the checkpoint before it"
             ) from error
+    elif job.start_from and not Path(job.start_from).exists():
+        raise InputError(
+            f"{folder} has no checkpoint, and {job.start_from}, the trial's state that it starts from, is not there "
+            "any more; wanted one of both. Start a new training: results of trials are kept, and only the best "
+            "one runs again"
+        )
     progress = folder / job.progress_path.name
     return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))
 

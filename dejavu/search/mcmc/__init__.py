@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dejavu.foundation.units import format_seconds
 from dejavu.plans import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.mcmc.moves import CONFIGURATION, STOP, random_state
@@ -77,7 +78,8 @@ class MCMC(Search):
             self._chain(table, best, problem, None, num_steps, random_state(seed, k))
         if best.plan is None:
             return best.not_found(
-                Obstacle.NONE_CONSIDERED_FITS, f"the walk met no plan that fits in {best.elapsed_seconds:.2g} s"
+                Obstacle.NONE_CONSIDERED_FITS,
+                f"the walk met no plan that fits in {format_seconds(best.elapsed_seconds, 2)}",
             )
         return best.result(lower_bound_seconds=0.0)
 
