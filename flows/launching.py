@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,16 +57,26 @@ def prepared_job(
                 f"{path} is there already; leave out --workload, --cluster and --virtual-workers, or name a new folder"
             )
         try:
-            return TrainingJob.read(path)
+            job = TrainingJob.read(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise InputError(f"{path} cannot be read: {why}; wanted what a training of this version wrote") from error
+        return _where_it_is(job, folder)
     if workload is None or cluster is None:
         raise InputError(
             f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs, or --workload "
             "FILE and --cluster FILE to plan one"
         )
     return _planned_job(folder, workload, cluster, budget_seconds, virtual_workers)
+
+
+def _where_it_is(job: TrainingJob, folder: Path) -> TrainingJob:
+    """Return the job in the folder that was named: where a folder was copied or moved, its job says the one before."""
+    if Path(job.folder).resolve() == folder.resolve():
+        return job
+    job = replace(job, folder=str(folder.resolve()))
+    job.write()
+    return job
 
 
 def _planned_job(
