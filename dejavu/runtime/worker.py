@@ -298,9 +298,12 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
 
 
 def tell(progress: Path, **known: float | None) -> None:
-    """Append a line to the file of progress, in one write."""
-    with progress.open("a") as file:
-        file.write(json.dumps(known) + "\n")
+    """Append a line to the file of progress, in one write; after one that was cut off when a rank was killed, too."""
+    with progress.open("ab+") as file:
+        if size := file.tell():
+            file.seek(size - 1)
+        is_cut = size > 0 and file.read(1) != b"\n"
+        file.write(b"\n" * is_cut + json.dumps(known).encode() + b"\n")
 
 
 def peak_bytes(device: torch.device) -> int:

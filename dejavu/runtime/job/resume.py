@@ -54,13 +54,7 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
     job = earlier_job(folder, workload)
     complete, step = complete_checkpoints(folder / job.checkpoints.name), job.first_step
     if complete:
-        try:
-            step = checkpoint_step(complete[-1])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{complete[-1]} cannot be read: its marker is damaged ({type(error).__name__}: {error}); delete the "
-                "folder, and the training continues from the checkpoint before it"
-            ) from error
+        step = checkpoint_step(complete[-1])
     progress = folder / job.progress_path.name
     return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))
 
