@@ -117,7 +117,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     held_out = HeldOut(workload, job.last_step, device)
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
-    saving = Saving(workload, job.first_step, range(first, job.last_step))
+    saving = Saving(workload, range(first, job.last_step))
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
