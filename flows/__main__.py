@@ -262,7 +262,7 @@ def profile(
     for one in at_microbatches(wanted, microbatches):
         campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
         with rows_bar(Console(), unit="measurements") as progress:
-            measured = campaign.run(measure.split(","), progress)
+            measured = campaign.run([kind.strip() for kind in measure.split(",")], progress)
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
 

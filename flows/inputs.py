@@ -94,7 +94,7 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
     """
     if model is not None and workload is not None:
         raise InputError(f"--model {model} and --workload {workload} both say what to plan; wanted one of them")
-    named = model or workload
+    named = model if model is not None else workload
     return load_cluster_file(cluster), Workload() if named is None else load_workload(named)
 
 
@@ -221,7 +221,7 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     words = text.split(",") if text else []
     wrong = [word for word in words if not word.strip().isdecimal() or int(word) < 1]
     if wrong:
-        raise InputError(f"{option} {text}: {wrong[0]!r} is not a number; wanted whole numbers ≥ 1, as 8,16")
+        raise InputError(f"{option} {text}: found {wrong[0]!r}; wanted whole numbers ≥ 1, as 8,16")
     return tuple(sorted({int(word) for word in words}))
 
 

@@ -441,6 +441,31 @@ def test_a_newer_manifest_is_refused(three):
     assert len(data_files(three.path)) == 3
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda database: database.read(),
+        lambda database: database.latest(kind="layer"),
+        lambda database: database.append([row(1)]),
+        lambda database: database.snapshot().history(),
+        lambda database: database.check(),
+    ],
+    ids=["read", "latest", "append", "history", "check"],
+)
+@pytest.mark.parametrize("spoil", ["a file", "below a file", "a folder in the manifest's place"])
+def test_a_path_that_can_be_no_database_is_an_error_with_its_name(use, spoil, tmp_path):
+    file = tmp_path / "w.yaml"
+    file.write_text("model: gpt")
+    path = {"a file": file, "below a file": file / "db"}.get(spoil, tmp_path / "db")
+    if spoil == "a folder in the manifest's place":
+        (path / "manifest.json").mkdir(parents=True)
+    try:
+        found = use(ProfileDatabase(path))
+    except ProfileError as error:
+        found = error
+    assert "cost database cannot be" in str(found) and str(path) in str(found)
+
+
 def test_strangers_in_the_folder_are_left_alone_and_reported(three):
     (three.path / "mine.parquet").write_bytes(b"?")
     assert len(names(three)) == 3

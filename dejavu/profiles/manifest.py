@@ -39,12 +39,14 @@ def read_manifest(path: Path) -> list[DataFile]:
 
     Raises:
         DamagedManifest: it is no manifest.
-        ProfileError: a newer version wrote it.
+        ProfileError: a newer version wrote it, or it cannot be read, as where the database's path is a file's.
     """
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise ProfileError(f"{path.parent}: the cost database cannot be read: {error}") from error
     try:
         manifest = json.loads(text)
         version = int(manifest["schema_version"])
