@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,9 +87,14 @@ def _planned_job(
     from dejavu.cost.priced_problem import as_planned
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
+    from dejavu.workload.pretrained import check_pretrained
     from flows.inputs import read_inputs
 
     machines, wanted = read_inputs(cluster, workload, train=False)
+    try:
+        check_pretrained(wanted)
+    except InputError as error:
+        raise InputError(f"{workload}: {error}") from error
     planner = Planner(forks=True)
     choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
@@ -148,7 +154,7 @@ def submit(job: TrainingJob, places: Places, slurm: Slurm, *, dry: bool, say: Ca
     path.write_text(sbatch_script(job, places, slurm))
     path.chmod(0o700)
     if dry:
-        say(f"written: {path}; to submit it: sbatch {path}")
+        say(f"written: {path}; to submit it: {shlex.join(['sbatch', str(path)])}")
         return
     if shutil.which("sbatch") is None:
         raise InputError(f"there is no sbatch here; {path} is written: submit it where SLURM is, or use --dry-run")

@@ -199,6 +199,14 @@ def test_sbatch_reads_each_option_as_one_word(name: str, tmp_path: Path) -> None
     assert [f"--output={tmp_path / name}/slurm-%j.log"] in read
 
 
+@pytest.mark.parametrize("name", ["run", "my run", "it's", "a;b", "$HOME"])
+def test_the_command_that_is_said_is_one_for_a_shell(name: str, tmp_path: Path) -> None:
+    job_on(tmp_path / name)
+    said = CliRunner().invoke(app, ["launch", str(tmp_path / name / "run"), "--slurm", "--dry-run"]).output
+    words = shlex.split(said.replace("\n", "").partition("to submit it: ")[2])
+    assert words == ["sbatch", str(tmp_path / name / "run" / "train.sbatch")]
+
+
 @pytest.mark.parametrize("word", ["partition=gpu", "", " ", "-", "--", "gpu", "rm -rf"])
 def test_a_word_that_is_no_option_of_sbatch_is_said(word: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"--sbatch {word}: found no option of sbatch"):
@@ -328,6 +336,17 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code != 0 and said in str(done.exception)
+
+
+def test_weights_that_are_not_there_are_said_before_a_folder_is_made(tmp_path: Path) -> None:
+    """As `dejavu run` does: the ranks would end on their hosts."""
+    given = TINY.model_dump(mode="json", include={"model_options", "batch_size"}) | {"pretrained": str(tmp_path / "no")}
+    (tmp_path / "w.yaml").write_text(json.dumps(given))
+    (tmp_path / "c.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]")
+    words = ["--workload", str(tmp_path / "w.yaml"), "--cluster", str(tmp_path / "c.yaml"), "--torchrun"]
+    done = CliRunner().invoke(app, ["launch", str(tmp_path / "run"), *words])
+    assert isinstance(done.exception, InputError) and "has no weights: no such folder or file" in str(done.exception)
+    assert str(tmp_path / "w.yaml") in str(done.exception) and not (tmp_path / "run").exists()
 
 
 def test_a_new_folder_is_planned(tmp_path: Path) -> None:
