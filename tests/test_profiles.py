@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import subprocess
@@ -327,7 +328,22 @@ def test_a_reader_without_the_right_to_write_still_reads(three, caplog):
         three.append([row(9)])
 
 
-@pytest.mark.parametrize("content", [b"", b'{"schema_version": 1, "files": [{"na', b"[]", b'{"schema_version": 1}'])
+LISTED = {"name": f"{'a' * 16}.parquet", "sha256": "a" * 64, "rows": 1, "bytes": 1, "device_types": ["T4"]}
+NO_VALUES: list[object] = [None, [], {}, "x", [3], math.inf, -math.inf, math.nan]
+DAMAGED = (
+    *(b"", b"[]", b'{"schema_version": 1}', b'{"schema_version": 1, "files": [{"na', b"[" * 100_000),
+    *(json.dumps({"schema_version": value, "files": []}).encode() for value in NO_VALUES),
+    *(json.dumps({"schema_version": 1, "files": value}).encode() for value in NO_VALUES if value != []),
+    *(
+        json.dumps({"schema_version": 1, "files": [LISTED | {key: value}]}).encode()
+        for key in LISTED
+        for value in NO_VALUES
+        if (key, value) != ("device_types", [])
+    ),
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_manifest_is_made_again(three, content, caplog):
     three.compact()  # so that old files, which must not count twice, are still there
     (three.path / "manifest.json").write_bytes(content)
