@@ -480,6 +480,7 @@ def test_a_path_that_can_be_no_database_is_an_error_with_its_name(use, spoil, tm
     except ProfileError as error:
         found = error
     assert "cost database cannot be" in str(found) and str(path) in str(found)
+    assert "newer version" not in str(found)
 
 
 def test_strangers_in_the_folder_are_left_alone_and_reported(three):
