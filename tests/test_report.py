@@ -21,7 +21,7 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
 from dejavu.cost.ranges import Range
 from dejavu.cost.trainings.steps import Basis, StepFactor
-from dejavu.foundation.units import format_bytes, format_seconds
+from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
@@ -618,6 +618,22 @@ def test_the_losses_go_on_from_the_winner(run):
     assert list(training.get_xdata()) == list(range(TRIAL_STEPS, NUM_STEPS + 1))
     assert list(training.get_ydata()) == [run.winner.losses[-1], *run.training.losses]
     assert tuple(drawn[f"the best: {run.winner.draw}"].get_ydata()) == run.winner.losses
+
+
+@pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
+@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
+def test_the_last_loss_is_told_after_all_steps_wherever_the_losses_begin(
+    run: ReportData, tried: bool, first_step: int
+) -> None:
+    """A training that was resumed has its own losses alone; what the trials trained stays trained."""
+    losses = tuple(3.0 - 0.01 * step for step in range(first_step, NUM_STEPS))
+    training = replace(run.training, first_step=first_step, losses=losses)
+    run = replace(run, training=training, tried=run.tried if tried else None)
+    begin = 0 if tried else first_step
+    first = f"after {plural(begin + 1, 'step')}" if begin else "at first"
+    said = f"{run.losses[0]:.4f} {first}, {losses[-1]:.4f} after {NUM_STEPS} steps"
+    assert run.losses_step == begin
+    assert said in printed(run) and f"Loss {said}." in note_markdown(run, "dejavu run", "picture")
 
 
 def test_figures_say_what_they_show(run):

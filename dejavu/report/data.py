@@ -14,6 +14,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import tokens_in_a_step
+from dejavu.foundation.units import plural
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
 from dejavu.planning.sentences import NAMES, scope, what_the_formula_says, why_slower
@@ -385,6 +386,18 @@ class ReportData:
         if self.training is None:
             return before
         return before[: self.training.first_step] + self.training.losses
+
+    @property
+    def losses_step(self) -> int:
+        """The step of the first of `losses`: 0, or that at which the trials ended of a training that was resumed."""
+        return self.training.first_step + len(self.training.losses) - len(self.losses) if self.training else 0
+
+    @property
+    def how_losses_went(self) -> str:
+        """The first and the last of `losses` in words; there has to be one."""
+        begin, end = self.losses_step, plural(self.losses_step + len(self.losses), "step")
+        first = f"after {plural(begin + 1, 'step')}" if begin else "at first"
+        return f"{self.losses[0]:.4f} {first}, {self.losses[-1]:.4f} after {end}"
 
     @property
     def stages(self) -> tuple[StageReport, ...]:

@@ -97,7 +97,7 @@ def _steps(run: ReportData) -> str:
     if run.training is not None and run.training.step_seconds is not None:
         said += f"; {format_seconds(run.training.step_seconds)}, measured ({run.step_error:+.1%} off)"
     if run.losses:
-        said += f". Loss {run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {plural(len(run.losses), 'step')}"
+        said += f". Loss {run.how_losses_went}"
     return f"{said}."
 
 

@@ -66,7 +66,7 @@ def summary_rows(run: ReportData) -> Rows:
     if run.tried is not None and run.tried.bought is not None:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
-        rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
+        rows.append(("loss", run.how_losses_went))
     if run.training is not None and run.training.waits_for_data:
         rows.append(("data", waited_for_data(*run.training.waits_for_data)))
     if run.training is not None and run.training.long_saved is not None:
