@@ -142,12 +142,16 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     return earlier
 
 
-def local_training(resume: str) -> str:
+def local_training(resume: str, *, train: bool = True) -> str:
     """Return the folder of the training to resume; of a URL, its job and last checkpoint are fetched to here.
 
     Raises:
-        InputError: there is no such training.
+        InputError: there is no such training, or nothing is to be trained.
     """
+    if resume and not train:
+        raise InputError(
+            f"--resume {resume} goes on with a training, and --no-train trains nothing; wanted one of them"
+        )
     if "://" not in resume:
         return resume
     from dejavu.runtime.job.copies import fetch
