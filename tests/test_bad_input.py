@@ -238,7 +238,7 @@ WORDS = {
     "plan --dask tls://": "Dask at tls:// is no scheduler's address; wanted a host and a port",
     "plan --dask tls://head": "Dask at tls://head is no scheduler's address; wanted a host and a port",
     "run --dask tls://[::1": "is no scheduler's address; wanted a host and a port",
-    "run --no-train --resume .dejavu/runs/3f2a": "--resume .dejavu/runs/3f2a goes on with a training, and --no-train tra",
+    "run --no-train --resume .dejavu/runs/3f2a": "--resume .dejavu/runs/3f2a goes on with a training, and --no-train",
     "plan --sequence-length 0": "--sequence-length 0: found '0'; wanted whole numbers ≥ 1, as 8,16",
     "plan --batch-size 8,x": "--batch-size 8,x: found 'x'; wanted whole numbers ≥ 1, as 8,16",
     "backup .": ". is a folder; wanted a file in it, as dejavu.tar.gz",
