@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -223,9 +224,11 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
         InputError: one is not a whole number ≥ 1.
     """
     words = text.split(",") if text else []
-    wrong = [word for word in words if not word.strip().isdecimal() or int(word) < 1]
+    wrong = [word for word in words if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", word)]
     if wrong:
-        raise InputError(f"{option} {text}: found {wrong[0]!r}; wanted whole numbers ≥ 1, as 8,16")
+        raise InputError(
+            f"{option} {text[:40]}: found {wrong[0][:40]!r}; wanted whole numbers from 1 to 999,999,999, as 8,16"
+        )
     return tuple(sorted({int(word) for word in words}))
 
 

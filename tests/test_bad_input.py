@@ -239,8 +239,8 @@ WORDS = {
     "plan --dask tls://head": "Dask at tls://head is no scheduler's address; wanted a host and a port",
     "run --dask tls://[::1": "is no scheduler's address; wanted a host and a port",
     "run --no-train --resume .dejavu/runs/3f2a": "--resume .dejavu/runs/3f2a goes on with a training, and --no-train",
-    "plan --sequence-length 0": "--sequence-length 0: found '0'; wanted whole numbers ≥ 1, as 8,16",
-    "plan --batch-size 8,x": "--batch-size 8,x: found 'x'; wanted whole numbers ≥ 1, as 8,16",
+    "plan --sequence-length 0": "--sequence-length 0: found '0'; wanted whole numbers from 1 to 999,999,999, as 8,16",
+    "plan --batch-size 8,x": "--batch-size 8,x: found 'x'; wanted whole numbers from 1 to 999,999,999, as 8,16",
     "backup .": ". is a folder; wanted a file in it, as dejavu.tar.gz",
     "restore .": ". is a folder; wanted a file that `dejavu backup` wrote",
     "restore own_of_mine.py": "own_of_mine.py is no whole backup: ",
@@ -253,6 +253,21 @@ def test_options_that_are_wrong_are_a_sentence(words: str, project: Path, capsys
     assert WORDS[words] in said_by(capsys, *shlex.split(words))
     assert {path: path.read_bytes() for path in project.rglob("*.py")} == kept
     assert not list(project.glob(".dejavu/runs/*"))
+
+
+@pytest.mark.parametrize("option", ["batch-size", "sequence-length", "microbatches"])
+@pytest.mark.parametrize("digits", [9, 10, 18, 19, 30, 5000])
+def test_numbers_that_nobody_means_are_a_sentence(
+    option: str, digits: int, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch's and Python's own counting end in errors of theirs; so in a workload's file."""
+    Path("c.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]")
+    number = "1" + "0" * digits
+    said = said_by(capsys, "plan", "--cluster", "c.yaml", f"--{option}", number)
+    assert f"--{option} {number[:40]}: found '{number[:40]}'; wanted whole numbers from 1 to 999,999,999" in said
+    key = {"microbatches": "num_microbatches"}.get(option, option.replace("-", "_"))
+    Path("w.yaml").write_text(f"{key}: {number}")
+    assert said_by(capsys, "plan", "--workload", "w.yaml", "--cluster", "c.yaml").startswith("w.yaml:1:")
 
 
 @pytest.mark.parametrize("measure", ["layers,passes", "layers, passes", " passes ,layers "])
