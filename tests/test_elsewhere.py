@@ -174,11 +174,15 @@ def test_gpus_are_asked_for_where_devices_are_gpus_whatever_they_are_called(
     job = job_on(tmp_path)
     devices = [replace(one.device, type_name=name, kind=kind) for one in job.binding.placements]
     placements = tuple(replace(one, device=device) for one, device in zip(job.binding.placements, devices, strict=True))
-    job = replace(job, binding=replace(job.binding, placements=placements))
-    job.write()
+    binding = replace(job.binding, placements=placements)
+    replace(job, binding=binding).write()
     text = sbatch_script(TrainingJob.read(Path(job.folder) / "job.json"), Places(ROOT), Slurm())
     wanted = kind in ("cuda", "rocm") or (kind is None and name == "T4")
     assert ("--gpus-per-node=" in text, "--cpus-per-task=" in text) == (wanted, not wanted)
+    other = replace(binding.placements[1].device, kind="cpu" if wanted else "cuda")
+    mixed = (binding.placements[0], replace(binding.placements[1], device=other), *binding.placements[2:])
+    with pytest.raises(InputError, match=r"the plan is on GPUs .* and on others .* wanted one kind, or --torchrun"):
+        sbatch_script(replace(job, binding=replace(binding, placements=mixed)), Places(ROOT), Slurm())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "clusters").glob("*.yaml")), ids=lambda path: path.stem)

@@ -119,7 +119,7 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
 
     Raises:
         InputError: nodes of several kinds are only counted in the cluster file: SLURM would not know which to give; or
-            an option of sbatch is none.
+            some devices are GPUs and others are not; or an option of sbatch is none.
     """
     if words := [option for option in slurm.options if not re.match(r"--?[A-Za-z]", option)]:
         raise InputError(f"--sbatch {words[0]}: found no option of sbatch; wanted such as --sbatch=--partition=gpu")
@@ -172,10 +172,20 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
 
 
 def _devices_option(job: TrainingJob) -> str:
-    """Ask for as many devices of each node as the ranks' numbers there need: some of a node's may be idle."""
+    """Ask for as many devices of each node as the ranks' numbers there need: some of a node's may be idle.
+
+    Raises:
+        InputError: some are GPUs, and others are not: a job asks all its nodes for the same.
+    """
     devices = [placement.device for placement in job.binding.placements]
     needed = max(device.index for device in devices) + 1
-    return f"--gpus-per-node={needed}" if all(map(is_gpu, devices)) else f"--cpus-per-task={needed}"
+    gpus = [device for device in devices if is_gpu(device)]
+    if gpus and (others := [device for device in devices if not is_gpu(device)]):
+        raise InputError(
+            f"the plan is on GPUs ({gpus[0].type_name} of {gpus[0].host}) and on others ({others[0].type_name} of "
+            f"{others[0].host}), and a job of SLURM asks each of its nodes for the same; wanted one kind, or --torchrun"
+        )
+    return f"--gpus-per-node={needed}" if gpus else f"--cpus-per-task={needed}"
 
 
 _SCRIPT = r"""#!/bin/bash
