@@ -14,6 +14,7 @@ from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.launch_command import launching
 from flows.listing import Importing, Listing
 from flows.price_command import pricing
+from flows.printing import print_in_any_locale
 from flows.recorded.commands import records
 from flows.room import PRIVATE_UMASK
 from flows.upkeep.commands import upkeep
@@ -121,7 +122,7 @@ def run(
     machines, wanted = read_inputs(  # report mistakes before starting
         cluster, workload, train=train and not dask, starts=train and not resume
     )
-    resume = local_training(resume)
+    resume = local_training(resume, train=train)
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
         say_complete(str(earlier), as_json=as_json)
@@ -262,7 +263,7 @@ def profile(
     for one in at_microbatches(wanted, microbatches):
         campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
         with rows_bar(Console(), unit="measurements") as progress:
-            measured = campaign.run(measure.split(","), progress)
+            measured = campaign.run([kind.strip() for kind in measure.split(",")], progress)
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
 
@@ -436,6 +437,7 @@ def _with_json_target(words: list[str]) -> list[str]:
 def main() -> None:
     """Run the command of `sys.argv`; what it writes is for its user alone."""
     os.umask(PRIVATE_UMASK)
+    print_in_any_locale()
     project = Path.cwd()
     sys.path.insert(0, str(project))  # so that a user's own model is importable from here
     end_at_once_when_interrupted_again()

@@ -90,7 +90,7 @@ def dejavu(
         from tasks.shown import show_tracked
         from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
-    resume = local_training(resume)
+    resume = local_training(resume, train=train)
     earlier = read_resume(resume, workload)
     if earlier is not None and earlier.is_complete:
         return Completed(message=str(earlier))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
     """
     if model is not None and workload is not None:
         raise InputError(f"--model {model} and --workload {workload} both say what to plan; wanted one of them")
-    named = model or workload
+    named = model if model is not None else workload
     return load_cluster_file(cluster), Workload() if named is None else load_workload(named)
 
 
@@ -142,12 +143,16 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     return earlier
 
 
-def local_training(resume: str) -> str:
+def local_training(resume: str, *, train: bool = True) -> str:
     """Return the folder of the training to resume; of a URL, its job and last checkpoint are fetched to here.
 
     Raises:
-        InputError: there is no such training.
+        InputError: there is no such training, or nothing is to be trained.
     """
+    if resume and not train:
+        raise InputError(
+            f"--resume {resume} goes on with a training, and --no-train trains nothing; wanted one of them"
+        )
     if "://" not in resume:
         return resume
     from dejavu.runtime.job.copies import fetch
@@ -219,9 +224,11 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
         InputError: one is not a whole number ≥ 1.
     """
     words = text.split(",") if text else []
-    wrong = [word for word in words if not word.strip().isdecimal() or int(word) < 1]
+    wrong = [word for word in words if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", word)]
     if wrong:
-        raise InputError(f"{option} {text}: {wrong[0]!r} is not a number; wanted whole numbers ≥ 1, as 8,16")
+        raise InputError(
+            f"{option} {text[:40]}: found {wrong[0][:40]!r}; wanted whole numbers from 1 to 999,999,999, as 8,16"
+        )
     return tuple(sorted({int(word) for word in words}))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,16 +58,26 @@ def prepared_job(
                 f"{path} is there already; leave out --workload, --cluster and --virtual-workers, or name a new folder"
             )
         try:
-            return TrainingJob.read(path)
+            job = TrainingJob.read(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise InputError(f"{path} cannot be read: {why}; wanted what a training of this version wrote") from error
+        return _where_it_is(job, folder)
     if workload is None or cluster is None:
         raise InputError(
             f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs, or --workload "
             "FILE and --cluster FILE to plan one"
         )
     return _planned_job(folder, workload, cluster, budget_seconds, virtual_workers)
+
+
+def _where_it_is(job: TrainingJob, folder: Path) -> TrainingJob:
+    """Return the job in the folder that was named: where a folder was copied or moved, its job says the one before."""
+    if Path(job.folder).resolve() == folder.resolve():
+        return job
+    job = replace(job, folder=str(folder.resolve()))
+    job.write()
+    return job
 
 
 def _planned_job(
@@ -75,9 +87,14 @@ def _planned_job(
     from dejavu.cost.priced_problem import as_planned
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
+    from dejavu.workload.pretrained import check_pretrained
     from flows.inputs import read_inputs
 
     machines, wanted = read_inputs(cluster, workload, train=False)
+    try:
+        check_pretrained(wanted)
+    except InputError as error:
+        raise InputError(f"{workload}: {error}") from error
     planner = Planner(forks=True)
     choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
@@ -137,7 +154,7 @@ def submit(job: TrainingJob, places: Places, slurm: Slurm, *, dry: bool, say: Ca
     path.write_text(sbatch_script(job, places, slurm))
     path.chmod(0o700)
     if dry:
-        say(f"written: {path}; to submit it: sbatch {path}")
+        say(f"written: {path}; to submit it: {shlex.join(['sbatch', str(path)])}")
         return
     if shutil.which("sbatch") is None:
         raise InputError(f"there is no sbatch here; {path} is written: submit it where SLURM is, or use --dry-run")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,3 +24,10 @@ def console() -> Console:
 def json_text(content: Any) -> str:
     """Return indented JSON."""
     return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def print_in_any_locale() -> None:
+    """Print `?` for what the terminal's encoding lacks, such as `✔` in ISO 8859: it is no reason to lose an answer."""
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or codecs.lookup(out.encoding).name != "utf-8"):
+        out.reconfigure(errors="replace")

@@ -266,9 +266,7 @@ def record_logs(run: Run, folder: Path) -> None:
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
 def record_report(run: Tracker, data: ReportData) -> None:
     """Record what was chosen and how it compares: the figures, the page, and the note that MLflow shows first."""
-    # Of a resumed training the losses begin at the step from which it went on.
-    begin = data.training.first_step + len(data.training.losses) - len(data.losses) if data.training else 0
-    losses = [Metric("loss", loss, step) for step, loss in enumerate(data.losses, begin)]
+    losses = [Metric("loss", loss, step) for step, loss in enumerate(data.losses, data.first_loss_step - 1)]
     first, then = (
         [Metric(name, value) for name, value in part.items() if value is not None] for part in _figures_of(data)
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -229,6 +230,55 @@ def test_what_is_wrong_is_a_sentence_and_nothing_was_started(
     assert said in found and found.startswith("w.yaml:")
     started = {path for path in project.iterdir() if path.name != "__pycache__"} - before
     assert {path.name for path in started} <= {".dejavu"} and not list(project.glob(".dejavu/runs/*"))
+
+
+WORDS = {
+    "plan --model ''": "is a folder; wanted a workload file, or a model's name",
+    "plan --workload ''": "is a folder; wanted a workload file, or a model's name",
+    "plan --dask tls://": "Dask at tls:// is no scheduler's address; wanted a host and a port",
+    "plan --dask tls://head": "Dask at tls://head is no scheduler's address; wanted a host and a port",
+    "run --dask tls://[::1": "is no scheduler's address; wanted a host and a port",
+    "run --no-train --resume .dejavu/runs/3f2a": "--resume .dejavu/runs/3f2a goes on with a training, and --no-train",
+    "plan --sequence-length 0": "--sequence-length 0: found '0'; wanted whole numbers from 1 to 999,999,999, as 8,16",
+    "plan --batch-size 8,x": "--batch-size 8,x: found 'x'; wanted whole numbers from 1 to 999,999,999, as 8,16",
+    "backup .": ". is a folder; wanted a file in it, as dejavu.tar.gz",
+    "restore .": ". is a folder; wanted a file that `dejavu backup` wrote",
+    "restore own_of_mine.py": "own_of_mine.py is no whole backup: ",
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_options_that_are_wrong_are_a_sentence(words: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {path: path.read_bytes() for path in project.rglob("*.py")}
+    assert WORDS[words] in said_by(capsys, *shlex.split(words))
+    assert {path: path.read_bytes() for path in project.rglob("*.py")} == kept
+    assert not list(project.glob(".dejavu/runs/*"))
+
+
+@pytest.mark.parametrize("option", ["batch-size", "sequence-length", "microbatches"])
+@pytest.mark.parametrize("digits", [9, 10, 18, 19, 30, 5000])
+def test_numbers_that_nobody_means_are_a_sentence(
+    option: str, digits: int, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch's and Python's own counting end in errors of theirs; so in a workload's file."""
+    Path("c.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]")
+    number = "1" + "0" * digits
+    said = said_by(capsys, "plan", "--cluster", "c.yaml", f"--{option}", number)
+    assert f"--{option} {number[:40]}: found '{number[:40]}'; wanted whole numbers from 1 to 999,999,999" in said
+    key = {"microbatches": "num_microbatches"}.get(option, option.replace("-", "_"))
+    Path("w.yaml").write_text(f"{key}: {number}")
+    assert said_by(capsys, "plan", "--workload", "w.yaml", "--cluster", "c.yaml").startswith("w.yaml:1:")
+
+
+@pytest.mark.parametrize("measure", ["layers,passes", "layers, passes", " passes ,layers "])
+def test_kinds_of_measurements_may_be_spaced(measure: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of devices that are not here, so that nothing is measured."""
+    Path("c.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]")
+    given = {**MLP, "data": "digits"}
+    Path("w.yaml").write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in given.items()))
+    with pytest.raises(SystemExit) as ended:
+        app(args=["profile", "--workload", "w.yaml", "--cluster", "c.yaml", "--measure", measure])
+    assert ended.value.code == 0 and "0 measured now; not on this machine" in capsys.readouterr().out
 
 
 @pytest.fixture

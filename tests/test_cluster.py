@@ -1,8 +1,10 @@
 """The cluster: what a cluster.yaml means, and what is refused with its line."""
 
+import itertools
 import json
 import os
 import pickle
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from dejavu import cluster as clusters
 from dejavu.cluster import Cluster, Link, catalogue, load_cluster, this_machine
 from dejavu.cluster.__main__ import main
 from dejavu.cluster.catalogue import catalogue_rows
-from dejavu.foundation import strict_yaml
+from dejavu.cluster.form import DeviceForm, LinkForm, NodesForm
+from dejavu.foundation import strict_yaml, units
 from dejavu.foundation.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -391,6 +394,37 @@ def test_examples_load_and_fit_the_schema(path):
     jsonschema.Draft202012Validator(schema).validate(written)
     named = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
     assert (path.parent / named).resolve() == ROOT / "dejavu" / "cluster.schema.json"
+
+
+QUANTITIES = {
+    "memory": (DeviceForm, units.parse_bytes),
+    "bandwidth": (DeviceForm, units.parse_bytes_per_second),
+    "float32": (DeviceForm, units.parse_flops_per_second),
+    "latency": (LinkForm, units.parse_seconds),
+    "price": (NodesForm, units.parse_price),
+}
+NUMBERS = ("1", "+2", "-3", "3.", ".5", "1.25", "1e3", "1E+2", "01", "1_0", "1,5", "", "nan", "0x10", "1e100")
+UNITS = (
+    *("B", "kB", "KB", "GB", "GiB", "EiB", "Gb", "b", "bit", "Gbit", "B/s", "GB/s", "Gbit/s", "Gibit/s", "Gbps", "bps"),
+    *("Gb/s", "KiB/s", "ns", "us", "µs", "μs", "ms", "s", "min", "h", "S", "TFLOP/s", "TFLOPS", "TFLOPs", "FLOP/s", ""),
+    *("USD/hour", "EUR/hour", "usd/hour", "US/hour", "XUSD/hour", "USD/h", "USD / hour", "USD"),
+)
+
+
+@pytest.mark.parametrize("key", QUANTITIES)
+def test_the_schema_takes_the_texts_that_the_loader_takes(key: str) -> None:
+    """Each number with each unit, spaced in each way; ranges are the loader's alone."""
+    form, parse = QUANTITIES[key]
+    found = form.model_json_schema()["properties"][key]
+    pattern = next(one["pattern"] for one in (found, *found.get("anyOf", ())) if "pattern" in one)
+    for number, space, unit in itertools.product(NUMBERS, ("", " ", "  "), UNITS):
+        for text in (f"{number}{space}{unit}", f" {number}{space}{unit} "):
+            try:
+                parse(text)
+                taken = True
+            except ValueError as error:
+                taken = "is not between" in str(error)
+            assert bool(re.search(pattern, text)) == taken, text
 
 
 def test_the_shipped_schema_is_the_generated_one(capsys):

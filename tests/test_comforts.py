@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
 from flows.__main__ import app
 from flows.listening import printed_as_json
+from flows.printing import print_in_any_locale
 from flows.recorded.status import status_lines, status_to_dict
 from tasks.events import heard_by, tell
 from tests.conftest import TINY
@@ -238,3 +240,21 @@ def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(
     best = [row["best_step_seconds"] for row in rows if row["event"] == "searching" and row["best_step_seconds"]]
     assert best and rows[-1]["predicted_step_seconds"] > 0
     assert "INFO" not in done.stderr and "starting Prefect" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "iso8859-15", "cp1252", "koi8-r", "utf-8", "UTF8"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape", "replace"])
+def test_an_answer_is_printed_in_any_locale(encoding: str, errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """POSIX's locale has `surrogateescape`, others are strict; a file's name need not be text in any of them."""
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding=encoding, errors=errors)
+    monkeypatch.setattr(sys, "stdout", out)
+    print_in_any_locale()
+    said = "✔ layers 0–3 → T4 × 2, 5 µs ┏━┓ ≥ 1"
+    print(said)
+    print(os.fsdecode(b"w\xf6rk.yaml"))
+    out.flush()
+    lines = written.getvalue().decode(encoding, "replace").splitlines()
+    assert len(lines) == 2 and len(lines[0]) == len(said) and lines[0].isprintable()
+    if encoding.lower().startswith("utf"):
+        assert lines[0] == said

@@ -79,6 +79,21 @@ def test_what_is_fetched_is_what_was_copied(store: Any, job: TrainingJob, tmp_pa
     assert [checkpoint_step(path) for path in complete_checkpoints(found / "checkpoints")] == [6, 9]
 
 
+@pytest.mark.parametrize("there", ["step-00000006", "step-00000006.partial"])
+@pytest.mark.parametrize("holds", [None, "__0_0.distcp", ".metadata"])
+def test_what_an_earlier_fetch_or_a_killed_rank_left_is_in_nobody_s_way(
+    there: str, holds: str | None, store: Any, job: TrainingJob, tmp_path: Path
+) -> None:
+    save(job, 6)
+    copy_training(job, f"{URL}/run1")
+    left = tmp_path / "there" / "run1" / "checkpoints" / there
+    left.mkdir(parents=True)
+    if holds is not None:
+        (left / holds).write_bytes(b"half")
+    found = fetch(f"{URL}/run1", tmp_path / "there")
+    assert content(found) == content(Path(job.folder))
+
+
 def test_a_copy_that_was_cut_off_is_none(store: Any, job: TrainingJob, tmp_path: Path) -> None:
     save(job, 3, 6)
     copy_training(job, f"{URL}/run1")

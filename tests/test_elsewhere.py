@@ -6,11 +6,12 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.pipeline.emulation import CABLE, EmulationError, apart
+from dejavu.cluster import Kind, load_cluster
+from dejavu.cluster.catalogue import is_gpu
 from dejavu.foundation.errors import InputError
 from dejavu.launch.elsewhere import WARNED_SECONDS, Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.launcher import torchrun_line
@@ -159,6 +162,61 @@ def test_a_script_is_valid_and_asks_for_what_the_plan_has(kind: str, tmp_path: P
         assert f"export {name}={value}" in text
 
 
+KINDS: tuple[Kind | None, ...] = ("cuda", "rocm", "cpu", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["core", "MyAccelerator", "T4", "my T4"])
+def test_gpus_are_asked_for_where_devices_are_gpus_whatever_they_are_called(
+    kind: Kind | None, name: str, tmp_path: Path
+) -> None:
+    """Of a job of an earlier version, which has no kinds, the catalogue knows; one's own GPU is in no catalogue."""
+    job = job_on(tmp_path)
+    devices = [replace(one.device, type_name=name, kind=kind) for one in job.binding.placements]
+    placements = tuple(replace(one, device=device) for one, device in zip(job.binding.placements, devices, strict=True))
+    binding = replace(job.binding, placements=placements)
+    replace(job, binding=binding).write()
+    text = sbatch_script(TrainingJob.read(Path(job.folder) / "job.json"), Places(ROOT), Slurm())
+    wanted = kind in ("cuda", "rocm") or (kind is None and name == "T4")
+    assert ("--gpus-per-node=" in text, "--cpus-per-task=" in text) == (wanted, not wanted)
+    other = replace(binding.placements[1].device, kind="cpu" if wanted else "cuda")
+    mixed = (binding.placements[0], replace(binding.placements[1], device=other), *binding.placements[2:])
+    with pytest.raises(InputError, match=r"the plan is on GPUs .* and on others .* wanted one kind, or --torchrun"):
+        sbatch_script(replace(job, binding=replace(binding, placements=mixed)), Places(ROOT), Slurm())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "clusters").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_device_of_a_cluster_says_its_kind(path: Path) -> None:
+    cluster = load_cluster(path)
+    for device in cluster.devices():
+        assert device.kind == cluster.device_types[device.type_name].kind
+        assert is_gpu(device) == (device.kind != "cpu")
+
+
+@pytest.mark.parametrize("name", ["run", "my run", "it's", 'a "b" c', "ü n", "a#b"])
+def test_sbatch_reads_each_option_as_one_word(name: str, tmp_path: Path) -> None:
+    """It splits its lines as a shell does."""
+    job = replace(job_on(tmp_path), folder=str(tmp_path / name))
+    lines = [line for line in sbatch_script(job, Places(ROOT), Slurm()).splitlines() if line.startswith("#SBATCH ")]
+    read = [shlex.split(line.removeprefix("#SBATCH "), comments=True) for line in lines]
+    assert all(len(words) == 1 for words in read)
+    assert [f"--output={tmp_path / name}/slurm-%j.log"] in read
+
+
+@pytest.mark.parametrize("name", ["run", "my run", "it's", "a;b", "$HOME"])
+def test_the_command_that_is_said_is_one_for_a_shell(name: str, tmp_path: Path) -> None:
+    job_on(tmp_path / name)
+    said = CliRunner().invoke(app, ["launch", str(tmp_path / name / "run"), "--slurm", "--dry-run"]).output
+    words = shlex.split(said.replace("\n", "").partition("to submit it: ")[2])
+    assert words == ["sbatch", str(tmp_path / name / "run" / "train.sbatch")]
+
+
+@pytest.mark.parametrize("word", ["partition=gpu", "", " ", "-", "--", "gpu", "rm -rf"])
+def test_a_word_that_is_no_option_of_sbatch_is_said(word: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"--sbatch {word}: found no option of sbatch"):
+        sbatch_script(job_on(tmp_path), Places(ROOT), Slurm(options=("--partition=gpu", word)))
+
+
 def test_nodes_of_several_groups_have_to_be_named(tmp_path: Path) -> None:
     job = job_on(tmp_path, ("one-0", "two-0", "one-0"))
     placements = tuple(
@@ -256,6 +314,23 @@ def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(by: str, tm
     assert (done.returncode == 0) == (by != "TERM") and log.count("srun") == 1, (done.returncode, text)
 
 
+@pytest.mark.parametrize("how", ["--torchrun", "--slurm"])
+@pytest.mark.parametrize("moved", [shutil.copytree, os.rename, os.symlink], ids=["copied", "moved", "linked"])
+def test_a_folder_that_was_moved_is_trained_in_where_it_is(
+    how: str, moved: Callable[[Path, Path], object], tmp_path: Path
+) -> None:
+    """As one that a shared disk is given, or was fetched from another host; a link leads to the folder itself."""
+    before = Path(job_on(tmp_path).folder)
+    named = tmp_path / "elsewhere"
+    moved(before, named)
+    done = CliRunner().invoke(app, ["launch", str(named), how, *(["--dry-run"] if how == "--slurm" else [])])
+    assert done.exit_code == 0, done.output
+    said = (named / "train.sbatch").read_text() if how == "--slurm" else done.output
+    own, other = (before, named) if moved is os.symlink else (named, before)
+    assert str(own) in said and str(other) not in said
+    assert TrainingJob.read(named / "job.json").folder == str(own)
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     for words, said in (
         (["launch", str(tmp_path / "none"), "--torchrun"], "has no prepared training"),
@@ -265,6 +340,17 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code != 0 and said in str(done.exception)
+
+
+def test_weights_that_are_not_there_are_said_before_a_folder_is_made(tmp_path: Path) -> None:
+    """As `dejavu run` does: the ranks would end on their hosts."""
+    given = TINY.model_dump(mode="json", include={"model_options", "batch_size"}) | {"pretrained": str(tmp_path / "no")}
+    (tmp_path / "w.yaml").write_text(json.dumps(given))
+    (tmp_path / "c.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]")
+    words = ["--workload", str(tmp_path / "w.yaml"), "--cluster", str(tmp_path / "c.yaml"), "--torchrun"]
+    done = CliRunner().invoke(app, ["launch", str(tmp_path / "run"), *words])
+    assert isinstance(done.exception, InputError) and "has no weights: no such folder or file" in str(done.exception)
+    assert str(tmp_path / "w.yaml") in str(done.exception) and not (tmp_path / "run").exists()
 
 
 def test_a_new_folder_is_planned(tmp_path: Path) -> None:

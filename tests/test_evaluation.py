@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dejavu.foundation.errors import InputError
@@ -27,6 +30,7 @@ from dejavu.runtime.job.export import kept_checkpoint
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import best_checkpoint, checkpoint_step, complete_checkpoints, held_out_loss_of
 from dejavu.runtime.training import WholeModel, build_layers
+from dejavu.runtime.worker import tell
 from dejavu.trials.spec import TrialSpec
 from dejavu.workload import Workload
 from dejavu.workload.data import check_data, dataset_of
@@ -160,3 +164,29 @@ def test_the_summary_says_how_it_went() -> None:
     assert held_out([Evaluation(9, 2.0), Evaluation(19, 1.5)]) == "loss 2.0000 after 10 steps, 1.5000 after 20"
     rising = [Evaluation(9, 2.0), Evaluation(19, 1.0), Evaluation(29, 1.5)]
     assert held_out(rising).endswith("1.5000 after 30; the least was 1.0000 after 20")
+
+
+JUNK = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(
+        [b"\0" * 64, b"[1]", b"3", b'"step"', b"{}", b'{"loss": 1}', b'{"step": 2, "lo', b"\xff\xfe", b"null"]
+    ),
+)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 9), JUNK), max_size=12))
+def test_what_a_killed_rank_or_a_power_failure_left_costs_no_other_line_of_progress(told: list[int | bytes]) -> None:
+    """Each line that is told afterwards is read, whatever is between: steps and evaluations."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress = Path(folder) / "progress.jsonl"
+        for one in told:
+            if isinstance(one, bytes):
+                with progress.open("ab") as file:
+                    file.write(one)
+                continue
+            tell(progress, step=one, loss=one / 2, seconds=0.1)
+            tell(progress, step=one, loss=one / 2, seconds=0.1, held_out_loss=one / 4)
+        steps = sorted({one for one in told if isinstance(one, int)})
+        assert read_losses(progress) == {step: step / 2 for step in steps}
+        assert [tuple(row) for row in read_evaluations(progress)] == [(step, step / 4) for step in steps]

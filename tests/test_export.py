@@ -21,7 +21,7 @@ from dejavu.launch.launcher import launch
 from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.job.export import MOST_FILE_BYTES, Exported, kept_checkpoint
 from dejavu.runtime.single import build_layers, trained_module
-from dejavu.runtime.state import gather_state, save_checkpoint
+from dejavu.runtime.state import MARKER, gather_state, read_checkpoint, save_checkpoint
 from dejavu.workload import Workload
 from tests.conftest import TINY
 from tests.launching import job_of
@@ -194,3 +194,34 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, alone: None) -> None:
     empty.write()
     with pytest.raises(InputError, match="has no complete checkpoint"):
         kept_checkpoint(tmp_path / "empty")
+
+
+DAMAGED = (
+    b"",
+    b"{",
+    b"[]",
+    b"3",
+    b"null",
+    b"{}",
+    b'"step"',
+    b"\xff\xfe",
+    b"\0" * 40,
+    b'{"step": null}',
+    b'{"step": []}',
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize("damaged", [3, 6])
+def test_a_damaged_marker_costs_its_own_checkpoint_only(
+    content: bytes, damaged: int, tmp_path: Path, alone: None
+) -> None:
+    """The other is exported, and the training that goes on saves its next one."""
+    checkpoints = {step: checkpointed(TINY, tmp_path / "run", step)[1] for step in (3, 6)}
+    (checkpoints[damaged] / MARKER).write_bytes(content)
+    with pytest.raises(InputError, match=f"{checkpoints[damaged].name} cannot be read: its marker is damaged"):
+        export.export(tmp_path / "run", kept_checkpoint(tmp_path / "run", damaged), "safetensors", tmp_path / "out")
+    whole = kept_checkpoint(tmp_path / "run", 9 - damaged)
+    assert export.export(tmp_path / "run", whole, "safetensors", tmp_path / "out").step == 9 - damaged
+    later = save_checkpoint(whole.parent, 9, read_checkpoint(whole, {"embedding"}), held_out_loss=1.0)
+    assert kept_checkpoint(tmp_path / "run", best=True) == kept_checkpoint(tmp_path / "run") == later

@@ -208,6 +208,16 @@ def test_a_file_that_is_no_whole_backup_is_refused(project: Path, tmp_path: Path
     assert contents(other) == {}
 
 
+@pytest.mark.parametrize("work", [backup, restore])
+def test_a_folder_is_no_backup(project: Path, tmp_path: Path, work: Callable[[Path, Path], object]) -> None:
+    before = contents(project)
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"backups is a folder; wanted a file"):
+        work(project, folder)
+    assert contents(project) == before and not list(folder.iterdir())
+
+
 def test_a_backup_that_fails_keeps_the_one_before(project: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         backup(project, tmp_path / "none" / "all.tar")

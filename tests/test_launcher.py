@@ -23,7 +23,7 @@ from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process import attempt_number
-from dejavu.runtime.process.failures import Failure, read_failures, write_failure
+from dejavu.runtime.process.failures import Failure, failures_path, read_failures, write_failure
 from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, first_not_finite, read_checkpoint
 from dejavu.workload import Workload
@@ -304,3 +304,18 @@ def test_data_that_fail_in_a_step_end_the_training_and_its_last_checkpoint_is_na
     with pytest.raises(RankError, match=said):
         launch(job)
     assert launch(replace(job, workload=good)).resumed_from_step == 6
+
+
+@pytest.mark.parametrize("end", [0, 1, 20, 60, -1])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_failure_that_is_being_written_costs_no_other(end: int, before: int, tmp_path: Path) -> None:
+    """Hosts append to one file of a shared disk, where a part of a line may be seen first."""
+    told = [Failure(attempt, attempt, (0, 1), "über", -9) for attempt in range(before)]
+    for failure in told:
+        write_failure(tmp_path, failure)
+    whole = failures_path(tmp_path).read_bytes() if before else b""
+    write_failure(tmp_path, Failure(7, 0, (2,), "über", 1, "silent for 60 s"))
+    last = failures_path(tmp_path).read_bytes()[len(whole) :]
+    for left in (last[:end], last[:end] + b"\0" * 8, b"[]", b"\xff", b'{"attempt": 3}'):
+        failures_path(tmp_path).write_bytes(whole + left)
+        assert read_failures(tmp_path)[:before] == told

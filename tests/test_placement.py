@@ -238,6 +238,33 @@ def test_members_are_in_the_order_that_they_promise(shape: str, ratio: float) ->
     assert seconds["local_search"] <= min(seconds["one_device"], seconds["heft"])
 
 
+@every_placer
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_operation_that_no_device_but_some_can_run_is_placed_on_those(name: str, seed: int) -> None:
+    """Without a warning of numbers that are none: what a device cannot run has no price there."""
+    problem, random = drawn(seed, most=7), np.random.default_rng([seed, 11])
+    keeps = {op.group or op.name: int(random.integers(problem.num_devices)) for op in problem.operations}
+    operations = tuple(
+        replace(
+            op,
+            seconds=tuple(
+                seconds if d == keeps[op.group or op.name] or random.random() < 0.5 else math.inf
+                for d, seconds in enumerate(op.seconds)
+            ),
+        )
+        for op in problem.operations
+    )
+    problem = PlacementProblem(operations, problem.tensors, problem.devices)
+    best, answer = fastest_of_all(problem), PLACERS[name]().run(problem, budget_seconds=10, seed=seed)
+    assert not isinstance(answer, Infeasible) or math.isinf(best)
+    if isinstance(answer, PlacementResult):
+        assert answer.lower_bound.seconds <= best * (1 + 1e-9) and best <= answer.seconds * (1 + 1e-9)
+        assert all(math.isfinite(op.seconds[d]) for op, d in zip(operations, answer.placement.device_N, strict=True))
+    if name == "exact" and math.isfinite(best):
+        assert isinstance(answer, PlacementResult) and answer.seconds == pytest.approx(best, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_one_speed_for_all_changes_nothing_but_the_unit(seed: int) -> None:
     problem = drawn(seed)

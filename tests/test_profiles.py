@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import subprocess
@@ -327,7 +328,22 @@ def test_a_reader_without_the_right_to_write_still_reads(three, caplog):
         three.append([row(9)])
 
 
-@pytest.mark.parametrize("content", [b"", b'{"schema_version": 1, "files": [{"na', b"[]", b'{"schema_version": 1}'])
+LISTED = {"name": f"{'a' * 16}.parquet", "sha256": "a" * 64, "rows": 1, "bytes": 1, "device_types": ["T4"]}
+NO_VALUES: list[object] = [None, [], {}, "x", [3], math.inf, -math.inf, math.nan]
+DAMAGED = (
+    *(b"", b"[]", b'{"schema_version": 1}', b'{"schema_version": 1, "files": [{"na', b"[" * 100_000),
+    *(json.dumps({"schema_version": value, "files": []}).encode() for value in NO_VALUES),
+    *(json.dumps({"schema_version": 1, "files": value}).encode() for value in NO_VALUES if value != []),
+    *(
+        json.dumps({"schema_version": 1, "files": [LISTED | {key: value}]}).encode()
+        for key in LISTED
+        for value in NO_VALUES
+        if (key, value) != ("device_types", [])
+    ),
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_manifest_is_made_again(three, content, caplog):
     three.compact()  # so that old files, which must not count twice, are still there
     (three.path / "manifest.json").write_bytes(content)
@@ -439,6 +455,32 @@ def test_a_newer_manifest_is_refused(three):
             refused()
     assert len(three.check()) == 1
     assert len(data_files(three.path)) == 3
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda database: database.read(),
+        lambda database: database.latest(kind="layer"),
+        lambda database: database.append([row(1)]),
+        lambda database: database.snapshot().history(),
+        lambda database: database.check(),
+    ],
+    ids=["read", "latest", "append", "history", "check"],
+)
+@pytest.mark.parametrize("spoil", ["a file", "below a file", "a folder in the manifest's place"])
+def test_a_path_that_can_be_no_database_is_an_error_with_its_name(use, spoil, tmp_path):
+    file = tmp_path / "w.yaml"
+    file.write_text("model: gpt")
+    path = {"a file": file, "below a file": file / "db"}.get(spoil, tmp_path / "db")
+    if spoil == "a folder in the manifest's place":
+        (path / "manifest.json").mkdir(parents=True)
+    try:
+        found = use(ProfileDatabase(path))
+    except ProfileError as error:
+        found = error
+    assert "cost database cannot be" in str(found) and str(path) in str(found)
+    assert "newer version" not in str(found)
 
 
 def test_strangers_in_the_folder_are_left_alone_and_reported(three):

@@ -22,6 +22,7 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.report.summary import saved, waited_for_data
 from dejavu.runtime.batches import Reader, ahead
+from dejavu.runtime.batches.held_out import HeldOut
 from dejavu.runtime.job import Saved, TrainingResult, Waited
 from dejavu.runtime.job.saving import FAILURE_SECONDS, FEWEST_STEPS, SHARE, Saving, steps_between
 from dejavu.runtime.single import train_single
@@ -180,7 +181,7 @@ def test_only_checkpoints_that_matter_are_told() -> None:
 
 
 def test_checkpoints_are_timed_beside_what_is_between_them() -> None:
-    saving = Saving(Workload(checkpoint_every=1), 0, range(3))
+    saving = Saving(Workload(checkpoint_every=1), range(3))
     assert saving.told is None
     for done in (1, 2, 3):
         time.sleep(0.02)
@@ -190,6 +191,22 @@ def test_checkpoints_are_timed_beside_what_is_between_them() -> None:
     found = saving.told
     assert found is not None and found.checkpoints == 3 and found.seconds >= 0.02
     assert 0 < found.share < 0.95  # each wait is at least as long as was asked for
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 10, 30])
+@pytest.mark.parametrize("every", [1, 4, 10, 25])
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_checkpoints_that_were_asked_for_are_evaluated_wherever_the_training_begins(
+    first: int, every: int, times: int
+) -> None:
+    """The trials' winner leaves some steps behind it; an attempt may go on from any step."""
+    workload = Workload(
+        num_steps=100, checkpoint_every=every * times, evaluate_every=every, held_out=0.1, trials=TrialSettings(count=0)
+    )
+    saving, held_out = Saving(workload, range(first, 100)), HeldOut(workload, 100, torch.device("cpu"))
+    saved = [done for done in range(first + 1, 101) if saving.is_due(done)]
+    assert saved == sorted({done for done in range(first + 1, 101) if done % (every * times) == 0} | {100})
+    assert all(held_out.is_due(done - 1) for done in saved)
 
 
 def test_checkpoints_take_little_of_the_time_and_lose_little_in_a_failure() -> None:

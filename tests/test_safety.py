@@ -154,6 +154,18 @@ def test_dask_here_or_encrypted_is_taken(address: str, monkeypatch: pytest.Monke
     check_encrypted(address)
 
 
+@pytest.mark.parametrize("scheme", ["tls://", "tcp://", "wss://", ""])
+@pytest.mark.parametrize(
+    "place", ["", "head", "head:", ":8786", "head:x", "head:99999", "head:0", "[::1", "10.0.0.1", " "]
+)
+def test_what_is_no_address_of_dask_is_said(scheme: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's own client ended in a traceback."""
+    monkeypatch.setenv(ALLOW_PLAIN, "1")
+    if address := scheme + place:
+        with pytest.raises(InputError, match="is no scheduler's address; wanted a host and a port"), client_of(address):
+            pass
+
+
 @pytest.fixture
 def tls(tmp_path: Path) -> Iterator[Security]:
     """Certificates as files, and Dask's configuration that names them."""

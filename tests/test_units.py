@@ -162,6 +162,17 @@ def test_bytes_and_bits_are_exact(number):
 
 
 @few
+@given(
+    amount=st.decimals(min_value="0.01", max_value="99999", places=2),
+    currency=st.sampled_from(["USD", "EUR", "JPY", "XTS"]),
+    spaces=st.tuples(*[st.sampled_from(["", " ", "  "])] * 3),
+)
+def test_a_price_is_read_in_its_own_currency_with_or_without_a_space(amount, currency, spaces):
+    before, between, after = spaces
+    assert units.parse_price(f"{before}{amount}{between}{currency}/hour{after}") == (float(amount), currency)
+
+
+@few
 @given(value=st.floats(1e-6, 1e15), other=st.floats(1e-6, 1e15), exponent=st.integers(1, 12))
 def test_two_quantities_are_told_apart(value: float, other: float, exponent: int) -> None:
     forms = (

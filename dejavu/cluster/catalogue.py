@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from dejavu.cluster.records import DTYPES, DeviceType, Kind
+from dejavu.cluster.records import DTYPES, Device, DeviceType, Kind
 from dejavu.foundation import units
 from dejavu.foundation.registry import Family
 
@@ -77,6 +77,13 @@ def catalogue() -> Family[DeviceType]:
         wanted="one of dejavu/devices.csv, or one defined under `devices:`",
         near=nearest_devices,
     )
+
+
+def is_gpu(device: Device) -> bool:
+    """Return whether a device is a GPU: as its cluster says, or the catalogue where its record is too old to say."""
+    known = catalogue().get(device.type_name)
+    kind = device.kind or (known.kind if known is not None else "cpu")
+    return kind != "cpu"
 
 
 def nearest_devices(name: str, known: Iterable[str]) -> list[str]:

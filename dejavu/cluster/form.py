@@ -16,7 +16,7 @@ MAX_LISTED_HOSTS = 10_000
 MAX_GROUPS = 200
 MAX_CARDS = 64
 
-_NUMBER = r"^\s*\+?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
+_NUMBER = r"^\s*\+?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
 
 
 def _text_schema(unit: str, *examples: str) -> WithJsonSchema:

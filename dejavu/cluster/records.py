@@ -154,6 +154,7 @@ class Device:
 
     Attributes:
         disk_folder: on its node's disks, for the optimizer's state; empty: the cluster file says none.
+        kind: of its type, which need not be in the catalogue; None: a record of an earlier version does not say.
     """
 
     type_name: str
@@ -162,6 +163,7 @@ class Device:
     node_index: int
     index: int
     disk_folder: str = ""
+    kind: Kind | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class Cluster:
                 node_index=node,
                 index=index,
                 disk_folder=group.nvme.folder if group.nvme else "",
+                kind=self.device_types[type_name].kind,
             )
             for group in self.groups
             for node in range(group.count)

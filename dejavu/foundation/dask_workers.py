@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import did_you_mean
@@ -66,11 +66,11 @@ def check_encrypted(address: str) -> None:
     Where the network is closed to others, DEJAVU_ALLOW_PLAIN_DASK=1 in the environment says so.
 
     Raises:
-        InputError: the address is of another host, and not `tls://`.
+        InputError: the address is of another host, and not `tls://`; or it is none.
     """
     if not address:
         return  # this machine's own workers
-    found = urlsplit(address if "://" in address else f"tcp://{address}")
+    found = _split(address)
     if (
         found.scheme in (*ENCRYPTED, "inproc")
         or _is_loopback(found.hostname or "")
@@ -82,6 +82,22 @@ def check_encrypted(address: str) -> None:
         f"and here. Wanted tls://{found.netloc} (docs/own-cluster.md), or {ALLOW_PLAIN}=1 in the environment where "
         "nobody else can reach that network"
     )
+
+
+def _split(address: str) -> SplitResult:
+    """Take a scheduler's or a worker's address apart.
+
+    Raises:
+        InputError: it has no host, or no port, without which Dask's client knows nothing to connect to.
+    """
+    try:
+        found = urlsplit(address if "://" in address else f"tcp://{address}")
+        is_whole = found.scheme == "inproc" or bool(found.hostname and found.port)
+    except ValueError:  # urllib's, of brackets and ports
+        is_whole = False
+    if not is_whole:
+        raise InputError(f"Dask at {address} is no scheduler's address; wanted a host and a port, as {AN_ADDRESS}")
+    return found
 
 
 def _is_loopback(host: str) -> bool:

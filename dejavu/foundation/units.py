@@ -66,7 +66,7 @@ def parse_seconds(text: str) -> float:
 def parse_price(text: str) -> tuple[float, str]:
     """Parse `"2.10 USD/hour"` to an amount an hour and its currency. Raises ValueError if it is no price above zero."""
     wanted = "a price such as '2.10 USD/hour'"
-    found = re.search(r"\s([A-Z]{3})/hour\s*$", text) if isinstance(text, str) else None
+    found = re.search(r"(?<![A-Za-z])([A-Z]{3})/hour\s*$", text) if isinstance(text, str) else None
     currency = found[1] if found else "USD"
     return _positive(text, {f"{currency}/hour": Fraction(1)}, wanted), currency
 

@@ -122,8 +122,16 @@ class Form(NamedTuple):
         return form if fills and type(tensor) is FakeTensor else None
 
     def tensor(self) -> torch.Tensor:
-        """Make a tensor of this form."""
-        empty = torch.empty_strided(self.shape, self.stride, dtype=getattr(torch, self.dtype))
+        """Make a tensor of this form.
+
+        Raises:
+            CaptureError: it has more elements than torch counts.
+        """
+        try:
+            empty = torch.empty_strided(self.shape, self.stride, dtype=getattr(torch, self.dtype))
+        except (RuntimeError, TypeError) as error:  # an overflow of 64 bits, in its product or in a number itself
+            shown = " × ".join(f"{size:,}" for size in self.shape)
+            raise CaptureError(f"a microbatch of {shown} elements is more than torch counts; wanted smaller") from error
         return empty.requires_grad_(self.requires_grad)
 
 

@@ -6,13 +6,14 @@ again. A host's ranks are those of the plan there, whatever number torchrun or S
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dejavu.cluster.catalogue import catalogue
+from dejavu.cluster.catalogue import is_gpu
 from dejavu.foundation.errors import InputError
 from dejavu.launch.rendezvous import is_here
 from dejavu.launch.torchrun import (
@@ -117,8 +118,11 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
     (`--requeue`), which goes on from the last checkpoint; so does a failure, up to `ATTEMPTS` times in one allocation.
 
     Raises:
-        InputError: nodes of several kinds are only counted in the cluster file: SLURM would not know which to give.
+        InputError: nodes of several kinds are only counted in the cluster file: SLURM would not know which to give; or
+            some devices are GPUs and others are not; or an option of sbatch is none.
     """
+    if words := [option for option in slurm.options if not re.match(r"--?[A-Za-z]", option)]:
+        raise InputError(f"--sbatch {words[0]}: found no option of sbatch; wanted such as --sbatch=--partition=gpu")
     hosts = hosts_of(job)
     devices = {placement.device.host: placement.device for placement in job.binding.placements}
     counted = [host for host in hosts if host == f"{devices[host].group}-{devices[host].node_index}"]
@@ -141,7 +145,7 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
         "--requeue",
         "--open-mode=append",
         f"--signal=B:USR1@{WARNED_SECONDS}",
-        f"--output={folder}/slurm-%j.log",
+        f"--output={shlex.quote(str(folder))}/slurm-%j.log",  # sbatch reads quotes as a shell does
         *slurm.options,
     ]
     settings = {k: v for k, v in several_hosts_settings("", places.interface).items() if k != HOST}
@@ -168,11 +172,20 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
 
 
 def _devices_option(job: TrainingJob) -> str:
-    """Ask for as many devices of each node as the ranks' numbers there need: some of a node's may be idle."""
-    known, devices = catalogue(), [placement.device for placement in job.binding.placements]
-    is_gpu = all(device.type_name in known and known[device.type_name].kind != "cpu" for device in devices)
+    """Ask for as many devices of each node as the ranks' numbers there need: some of a node's may be idle.
+
+    Raises:
+        InputError: some are GPUs, and others are not: a job asks all its nodes for the same.
+    """
+    devices = [placement.device for placement in job.binding.placements]
     needed = max(device.index for device in devices) + 1
-    return f"--gpus-per-node={needed}" if is_gpu else f"--cpus-per-task={needed}"
+    gpus = [device for device in devices if is_gpu(device)]
+    if gpus and (others := [device for device in devices if not is_gpu(device)]):
+        raise InputError(
+            f"the plan is on GPUs ({gpus[0].type_name} of {gpus[0].host}) and on others ({others[0].type_name} of "
+            f"{others[0].host}), and a job of SLURM asks each of its nodes for the same; wanted one kind, or --torchrun"
+        )
+    return f"--gpus-per-node={needed}" if gpus else f"--cpus-per-task={needed}"
 
 
 _SCRIPT = r"""#!/bin/bash

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cluster.catalogue import catalogue
+from dejavu.cluster.catalogue import is_gpu
 from dejavu.foundation import units
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
@@ -201,7 +201,7 @@ def check_compiled(job: TrainingJob) -> None:
         return
     for own in of_pipelines(job):
         _check_compiled_plan(own.binding.plan)
-    if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
+    if not any(is_gpu(placement.device) for placement in job.binding.placements):
         check_compiler()
 
 
@@ -342,7 +342,7 @@ def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequenc
     needed: dict[tuple[str, int | None], float] = defaultdict(float)
     for rank, placement in enumerate(job.binding.placements):
         device, host = placement.device, by_name[placement.device.host]
-        on_gpu = host.num_gpus > 0 or _is_gpu(device.type_name)
+        on_gpu = host.num_gpus > 0 or is_gpu(device)
         index = device.index
         if on_gpu and host.num_gpus and shares_gpus():
             index %= host.num_gpus
@@ -361,8 +361,3 @@ def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequenc
                 f"{units.format_bytes(free)} are free now: stop what else runs there, or plan again with more stages, "
                 "recomputation or smaller microbatches"
             )
-
-
-def _is_gpu(type_name: str) -> bool:
-    known = catalogue().get(type_name)
-    return known is not None and known.kind != "cpu"

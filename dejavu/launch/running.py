@@ -133,7 +133,7 @@ def training_in(folder: Path) -> Training | None:
 def _step_of(checkpoint: Path) -> int | None:
     try:
         return checkpoint_step(checkpoint)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DejavuError:
         return None
 
 

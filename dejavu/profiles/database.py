@@ -211,7 +211,8 @@ class ProfileDatabase:
             remedy = "nothing: the next read or append makes it again from the data files"
             return [Finding(self._manifest_path, str(error), remedy)]
         except ProfileError as error:
-            return [Finding(self._manifest_path, str(error), "use the newer version of Pipe-Déjàvu")]
+            newer, wanted = "use the newer version of Pipe-Déjàvu", "move it away: a database is a folder of its own"
+            return [Finding(self._manifest_path, str(error), newer if self._manifest_path.is_file() else wanted)]
         findings, sound = [], []
         for file in files:
             try:

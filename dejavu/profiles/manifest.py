@@ -39,12 +39,14 @@ def read_manifest(path: Path) -> list[DataFile]:
 
     Raises:
         DamagedManifest: it is no manifest.
-        ProfileError: a newer version wrote it.
+        ProfileError: a newer version wrote it, or it cannot be read, as where the database's path is a file's.
     """
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise ProfileError(f"{path.parent}: the cost database cannot be read: {error}") from error
     try:
         manifest = json.loads(text)
         version = int(manifest["schema_version"])
@@ -53,8 +55,10 @@ def read_manifest(path: Path) -> list[DataFile]:
                 f"{path}: expected schema version {SCHEMA_VERSION} or older, found {version}; "
                 "a newer Pipe-Déjàvu wrote it"
             )
+        if not isinstance(manifest["files"], list):
+            raise ValueError(f"expected a list of files, found {str(manifest['files'])[:40]}")
         return [_file_from(line) for line in manifest["files"]]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedManifest(f"it cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -71,6 +75,8 @@ def _file_from(line: Any) -> DataFile:
     file = DataFile(line["sha256"], int(line["rows"]), int(line["bytes"]), tuple(line["device_types"]))
     if not re.fullmatch(r"[0-9a-f]{64}", file.sha256) or line["name"] != file.name:
         raise ValueError(f"expected a file named by its sha256, found {line['name']!r}")
+    if not isinstance(line["device_types"], list) or not all(isinstance(name, str) for name in file.device_types):
+        raise ValueError(f"expected the names of device types, found {str(line['device_types'])[:40]}")
     return file
 
 

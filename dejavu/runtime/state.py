@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.files import write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 from dejavu.runtime.process.state_files import StateFiles
@@ -262,15 +262,33 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     )
 
 
+def named_step(checkpoint: Path) -> int:
+    """Return how many steps its name says: those of its marker, if that can be read."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 def checkpoint_step(checkpoint: Path) -> int:
-    """Return how many steps had been trained when it was saved."""
-    return int(json.loads((checkpoint / MARKER).read_text())["step"])
+    """Return how many steps had been trained when it was saved.
+
+    Raises:
+        InputError: its marker is damaged.
+    """
+    try:
+        return int(json.loads((checkpoint / MARKER).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{checkpoint} cannot be read: its marker is damaged ({type(error).__name__}: {error}); delete the "
+            "folder, and the training continues from the checkpoint before it"
+        ) from error
 
 
 def held_out_loss_of(checkpoint: Path) -> float | None:
-    """Return the loss on what is held out after its step; None: not evaluated then, or not finite."""
-    loss = json.loads((checkpoint / MARKER).read_text()).get("held_out_loss")
-    return loss if loss is not None and math.isfinite(loss) else None
+    """Return the loss on what is held out after its step; None: not evaluated then, not finite, or not to be read."""
+    try:
+        loss = json.loads((checkpoint / MARKER).read_text()).get("held_out_loss")
+        return loss if loss is not None and math.isfinite(loss) else None
+    except (OSError, ValueError, TypeError, AttributeError):  # of a damaged marker: a training saves its next ones
+        return None
 
 
 def best_checkpoint(folder: Path) -> Path | None:

@@ -117,7 +117,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     held_out = HeldOut(workload, job.last_step, device)
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
-    saving = Saving(workload, job.first_step, range(first, job.last_step))
+    saving = Saving(workload, range(first, job.last_step))
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
@@ -298,9 +298,12 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
 
 
 def tell(progress: Path, **known: float | None) -> None:
-    """Append a line to the file of progress, in one write."""
-    with progress.open("a") as file:
-        file.write(json.dumps(known) + "\n")
+    """Append a line to the file of progress, in one write; after one that was cut off when a rank was killed, too."""
+    with progress.open("ab+") as file:
+        if size := file.tell():
+            file.seek(size - 1)
+        is_cut = size > 0 and file.read(1) != b"\n"
+        file.write(b"\n" * is_cut + json.dumps(known).encode() + b"\n")
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -26,6 +26,7 @@ from dejavu.workload.gradient_settings import GradientSettings
 from dejavu.workload.training_settings import COMPARED_PART, OptimizerSettings, Record, ReplanSettings, TrialSettings
 
 AUTO = "auto"
+MOST_COUNTED = 999_999_999  # examples of a step, positions of one: more is a mistake, and their product overflows
 HAVE_A_TEST_PART = ("cifar10", "examples")  # data that may be evaluated where nothing is held out
 
 
@@ -109,8 +110,8 @@ class Workload(Record):
     synthetic: SyntheticSettings | None = None
     tokens: TokensSettings | None = None
     held_out: float = Field(0.0, ge=0, lt=1)
-    sequence_length: int = Field(128, ge=2)
-    batch_size: int = Field(32, ge=1)
+    sequence_length: int = Field(128, ge=2, le=MOST_COUNTED)
+    batch_size: int = Field(32, ge=1, le=MOST_COUNTED)
     accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
     slices: Literal["auto"] | PositiveInt | tuple[PositiveInt, ...] = "auto"

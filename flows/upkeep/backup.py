@@ -59,11 +59,13 @@ def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
 
     Raises:
         BusyError: a run measures or trains here: its files change meanwhile.
-        InputError: there is no folder for the file.
+        InputError: there is no folder for the file, or it is one itself.
     """
     project = project.resolve()
     if not file.absolute().parent.is_dir():
         raise InputError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; wanted a file in it, as {file / 'dejavu.tar.gz'}")
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     count = total_bytes = 0
     try:
@@ -212,8 +214,10 @@ def _extracted(file: Path, scratch: Path) -> tuple[list[str], dict[str, Any]]:
                 names.append(member.name)
     except FileNotFoundError:
         raise InputError(f"there is no {file}") from None
+    except IsADirectoryError:
+        raise InputError(f"{file} is a folder; wanted a file that `dejavu backup` wrote") from None
     except (tarfile.TarError, EOFError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{file} is no whole backup: {error}; nothing was restored") from error
+        raise InputError(f"{file} is no whole backup: {' '.join(str(error).split())}; nothing was restored") from error
     return names, {**contents, "project": str(contents["project"])}
 
 

@@ -71,7 +71,7 @@ def ends(problem: PlacementProblem) -> Ends:
     order_N = np.array(problem.topological_N, dtype=np.int64)
     seconds_ND = problem.arrays.seconds_ND
     columns_ND = np.ascontiguousarray(np.unique(seconds_ND, axis=1))  # equal devices bound alike
-    work_N = _least(work_prices(problem)[None] * seconds_ND)
+    work_N = _least(_priced(work_prices(problem), seconds_ND))
     rate_D = _rates(seconds_ND)
     least_N = columns_ND.min(axis=1)
     met = joins(problem.topological_N, _longest(problem), least_N, rate_D)
@@ -121,6 +121,12 @@ def _edges(longest: dict[tuple[int, int], float], N: int, at: int) -> Edges:
         np.array([pair[1 - at] for pair in pairs], dtype=np.int64),
         np.array([longest[pair] for pair in pairs], dtype=np.float64),
     )
+
+
+def _priced(prices_D: Floats, seconds_ND: Floats) -> Floats:
+    """Price seconds; NaN where nothing is paid for a device that cannot run it, which `_least` knows."""
+    with np.errstate(invalid="ignore"):
+        return prices_D[None] * seconds_ND
 
 
 def _least(priced_ND: Floats) -> Floats:
@@ -295,11 +301,11 @@ def _joined(found: Ints, head_N: Floats, away_N: Floats, seconds_N: Floats) -> f
 def _best_of(problem: PlacementProblem, found: Ends, prices_D: Floats) -> LowerBound:
     seconds_ND = problem.arrays.seconds_ND
     path = float((found.head_N + seconds_ND.min(axis=1) + found.tail_N).max())
-    work_N = _least(prices_D[None] * seconds_ND)
+    work_N = _least(_priced(prices_D, seconds_ND))
     work = _windows(found.head_N, found.tail_N, work_N)
     prices_D, memory_prices_D, rooms_D = _spread(problem, with_memory=True)
     memory_G = problem.arrays.memory_G
-    priced_GD = prices_D[None] * problem.seconds_GD + memory_prices_D[None] * memory_G[:, None]
+    priced_GD = _priced(prices_D, problem.seconds_GD) + memory_prices_D[None] * memory_G[:, None]
     spread = float(_least(priced_GD).sum() - (memory_prices_D * rooms_D).sum())
     return max(
         (LowerBound(path, "paths"), LowerBound(work, "work"), LowerBound(spread, "memory")), key=lambda b: b.seconds

@@ -291,6 +291,8 @@ class TrainingResult:
 def parse_progress(line: bytes) -> tuple[int, float] | None:
     """Parse step and loss of one line of progress; None: its rank was killed while writing it, or it has no new step.
 
+    After a power failure there may be anything in it.
+
     A line with `held_out_loss` comes after the step's own, and repeats its loss for readers that know no other.
     """
     row = _parsed(line)
@@ -305,10 +307,10 @@ def parse_evaluation(line: bytes) -> Evaluation | None:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        row: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError:
+        row = json.loads(line)
+    except ValueError:
         return None
-    return row
+    return row if isinstance(row, dict) and {"step", "loss"} <= set(row) else None
 
 
 def read_losses(progress: Path) -> dict[int, float]:

@@ -67,6 +67,7 @@ def fetch(url: str, runs: Path) -> Path:
             aside.mkdir(parents=True)
             for name in _names(files, f"{root}/checkpoints/{last}"):
                 files.get_file(f"{root}/checkpoints/{last}/{name}", str(aside / name))
+            shutil.rmtree(aside.with_suffix(""), ignore_errors=True)  # what is there has no marker
             aside.rename(aside.with_suffix(""))
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in there.items():

@@ -21,6 +21,7 @@ from dejavu.runtime.state import (
     checkpoint_step,
     complete_checkpoints,
     held_out_loss_of,
+    named_step,
     read_weights,
     weight_sizes,
 )
@@ -58,7 +59,7 @@ def kept_checkpoint(training: Path, step: int | None = None, *, best: bool = Fal
         InputError: there is no such training or checkpoint.
     """
     folder = training / _job_of(training).checkpoints.name
-    complete = {checkpoint_step(path): path for path in complete_checkpoints(folder)}
+    complete = {named_step(path): path for path in complete_checkpoints(folder)}
     if not complete:
         raise InputError(f"{folder} has no complete checkpoint, so there are no weights to write")
     if step is not None and step not in complete:

@@ -55,13 +55,7 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
     job = earlier_job(folder, workload)
     complete, step = complete_checkpoints(folder / job.checkpoints.name), job.first_step
     if complete:
-        try:
-            step = checkpoint_step(complete[-1])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{complete[-1]} cannot be read: its marker is damaged ({type(error).__name__}: {error}); delete the "
-                "folder, and the training continues from the checkpoint before it"
-            ) from error
+        step = checkpoint_step(complete[-1])
     elif job.start_from and not Path(job.start_from).exists():
         raise InputError(
             f"{folder} has no checkpoint, and {job.start_from}, the trial's state that it starts from, is not there "

@@ -21,13 +21,13 @@ class Saving:
     """Decides after which steps checkpoints are written, on all ranks alike, and times them.
 
     Args:
-        begins_step: the first of the training's steps, from which a number of steps between checkpoints counts.
-        steps: of this attempt.
+        steps: of this attempt. A number of steps between checkpoints counts from step 0, as `evaluate_every` does, and
+            not from the first that the trials left: where both are the same number, each checkpoint is evaluated.
     """
 
-    def __init__(self, workload: Workload, begins_step: int, steps: range) -> None:
+    def __init__(self, workload: Workload, steps: range) -> None:
         self._every, self._evaluate_every = workload.checkpoint_every, workload.evaluate_every
-        self._begins_step, self._last_step = begins_step, steps.stop
+        self._last_step = steps.stop
         self._saved_step, self._next_step = steps.start, self._evaluated(steps.start + FEWEST_STEPS)
         self._began = self._ended = time.perf_counter()
         self._seconds: list[float] = []
@@ -36,7 +36,7 @@ class Saving:
         """Return whether a checkpoint is written when so many steps are done."""
         if self._every == "auto":
             return done in (self._next_step, self._last_step)
-        return done == self._last_step or (done - self._begins_step) % self._every == 0
+        return done == self._last_step or done % self._every == 0
 
     @contextmanager
     def after(self, done: int) -> Iterator[None]:

@@ -101,13 +101,22 @@ def read_failures(folder: Path | str) -> list[Failure]:
     The other ranks of an attempt failed because these had gone.
     """
     path = failures_path(folder)
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    listed = [Failure(**{**row, "stages": tuple(row["stages"])}) for row in rows]
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    listed = [failure for line in lines if (failure := _failure_in(line)) is not None]
     return [
         failure
         for _, group in groupby(sorted(listed, key=lambda f: f.attempt), key=lambda f: f.attempt)
         for failure in _causes(list(group))
     ]
+
+
+def _failure_in(line: bytes) -> Failure | None:
+    """Parse a line; None: it is being written, or was cut off with its host."""
+    try:
+        row = json.loads(line)
+        return Failure(**{**row, "stages": tuple(row["stages"])})
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _causes(failures: list[Failure]) -> Iterable[Failure]:
