@@ -204,17 +204,24 @@ class TypedQuestion:
             cluster=cluster,
             database=database,
             parallelism=None if unsaid else Parallelism(self.data_parallel, self.tensor_parallel),
-            searches=_names(self.searches),
-            schedules=_names(self.schedules),
+            searches=_names("--search", self.searches),
+            schedules=_names("--schedule", self.schedules),
             microbatches=whole_numbers("--microbatches", self.microbatches),
             budget_seconds=self.budget_seconds,
             seed=seed,
         )
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Split `exact, mcmc` into names; empty text: none."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _names(option: str, text: str) -> tuple[str, ...]:
+    """Split `exact, mcmc` into names; empty text: none.
+
+    Raises:
+        InputError: there is text, and no name in it.
+    """
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if text and not found:
+        raise InputError(f"{option} {text[:40]!r} names nothing; wanted names, separated by commas")
+    return found
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

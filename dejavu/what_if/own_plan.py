@@ -112,7 +112,9 @@ def read_plan(path: Path) -> Plan:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
     rows = content.get("stages") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
