@@ -508,7 +508,12 @@ def test_more_devices_are_no_slower_and_every_plan_is_placed(
                 assert choice_bound(many, one) <= one.simulated_seconds * (1 + 1e-9)
     again = many.candidate(many.plan)
     assert again.simulated_seconds == many.simulated_seconds
-    json.dumps(choice_to_dict(many), allow_nan=False)
+    written = choice_to_dict(many)
+    assert {row["most_devices"] for row in written["considered"]} >= {
+        sum(many.problems[0].problem.device_counts.values())
+    }
+    assert all((row["devices"] or 0) <= row["most_devices"] <= sum(more) for row in written["considered"])
+    json.dumps(written, allow_nan=False)
 
 
 def choice_bound(choice: Choice, one: Candidate) -> float:
