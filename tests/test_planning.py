@@ -407,7 +407,7 @@ def test_the_command_from_end_to_end(folder: Path) -> None:
     [
         (("--model", "nothing"), "unknown model 'nothing'"),
         (("--model", "gpt", "--workload", "x.yaml"), "wanted one of them"),
-        (("--microbatches", "0"), "whole numbers ≥ 1"),
+        (("--microbatches", "0"), "whole numbers from 1 to"),
         (("--search", "exat"), "did you mean 'exact'?"),
         (("--schedule", "1f2b"), "unknown schedule '1f2b'"),
         (("--schedule", "zbv,1f2b"), "unknown schedule '1f2b'"),
