@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejavu.binding import Binding, bind
+from dejavu.binding import Binding, bind, bind_in_order
 from dejavu.init import Draw
 from dejavu.migration import (
     ClusterNow,
@@ -29,6 +29,7 @@ from dejavu.migration.placing import held_by
 from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
 from dejavu.migration.training import ChangingTraining
+from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import SlicePrices
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -37,6 +38,7 @@ from dejavu.runtime.job.migration import Migration
 from dejavu.simulation import simulate_plan
 from dejavu.workload import ReplanSettings, Workload
 from tests.changing import running_problem
+from tests.test_planning import WORKLOAD, of_nodes
 
 L, B = 12, 8
 
@@ -306,3 +308,44 @@ def test_times_are_told_of_a_plan_only_where_all_steps_ran_under_it_on_usual_dev
     assert TrainingResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
     assert result.kept_its_plan == (not was_slowed and not changed)
     assert result.of_its_plan.step_seconds == (0.5 if result.kept_its_plan else None)
+
+
+@pytest.mark.parametrize("nodes", [(8, 8, 7), (8, 7, 7), (7, 7), (4, 2, 2), (3, 3, 2), (8, 1)], ids=str)
+def test_plans_of_odd_and_unequal_nodes_can_be_placed_whatever_is_lost(nodes: tuple[int, ...], tmp_path: Path) -> None:
+    """Hosts in any order, or a device; the problem is the one that the running plan was found in."""
+    workload = Workload.model_validate(WORKLOAD).model_copy(
+        update={"model_options": {"num_blocks": 3, "width": 4096, "num_heads": 16}, "sequence_length": 512}
+    )
+    cluster = of_nodes(nodes, tmp_path)
+    prices = Prices(PlanRequest(workload, cluster, tmp_path / "rows", microbatches=(B,), schedules=("1f1b",)))
+    for one in prices.problems(B):
+        used = set(one.problem.configurations)
+        running = RunningProblem.of(prices, B, used)
+        assert running.priced is one
+        for gone in (*itertools.permutations(cluster.devices()[0 :: max(nodes)], 1), ()):
+            now = ClusterNow(cluster).after(*(DeviceLost(device.host, device.index) for device in gone))
+            check_placed(running, now)
+        for first, then in itertools.permutations(now.hosts, 2):
+            now = ClusterNow(cluster).after(HostLost(first))
+            check_placed(running, now)
+            if len(nodes) > 2:
+                check_placed(running, now.after(HostLost(then)))
+        best = best_on(running, now).binding
+        assert len({placed.device for placed in best.placements}) == len(best.placements)
+
+
+def check_placed(running: RunningProblem, now: ClusterNow) -> None:
+    """Draw stages of what searches may take, until no more devices are left, and place them."""
+    found, rng = problem_now(running, now), np.random.default_rng(0)
+    problem = found.priced.problem
+    for _ in range(5):
+        stages, left = list[Stage](), dict(problem.device_counts)
+        ways = [one for one in problem.configurations if not one.recompute and not one.zero_level]
+        while fitting := [one for one in ways if one.num_devices <= left[one.device_type]]:
+            one = fitting[rng.integers(len(fitting))]
+            stages.append(Stage(len(stages), len(stages) + 1, one))
+            left[one.device_type] -= one.num_devices
+        binding = bind_in_order(Plan(tuple(stages), "gpipe", 64), found.cluster)
+        assert len({placed.device for placed in binding.placements}) == sum(
+            one.configuration.num_devices for one in stages
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
@@ -54,7 +54,7 @@ def parts_of(cluster: Cluster) -> tuple[Part, ...]:
     Where nodes differ, widths that all nodes are multiples of leave no device idle, and wide ones may leave some.
     Types are varied together.
     """
-    shares = {name: _shares(_nodes(cluster, name)) for name in cluster.device_counts}
+    shares = {name: _shares(on_nodes(cluster, name)) for name in cluster.device_counts}
     most = max(map(len, shares.values()))
     return tuple({name: own[min(k, len(own) - 1)] for name, own in shares.items()} for k in range(most))
 
@@ -66,8 +66,20 @@ def counts_of(part: Part) -> dict[str, int]:
 
 def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
     """Return the (nodes, devices per node) that a stage on this type may have in any part, small ones first."""
-    found = {mesh: None for share in _shares(_nodes(cluster, device_type)) for mesh in share.meshes}
+    found = {mesh: None for share in _shares(on_nodes(cluster, device_type)) for mesh in share.meshes}
     return tuple(sorted(found, key=lambda mesh: (mesh[0] * mesh[1], mesh)))
+
+
+def most_placed(widths: Iterable[int], nodes: Sequence[int]) -> int:
+    """Return how many devices blocks of these widths may take together, so that they can be placed whatever they are.
+
+    Args:
+        widths: each a part of the next wider one, unless there is one node.
+        nodes: how many devices each has.
+    """
+    if len(nodes) == 1:
+        return nodes[0]
+    return min(sum(nodes), *(width * (sum(count // width for count in nodes) + 1) - 1 for width in widths))
 
 
 def widths_left_out(parts: Sequence[Part], cluster: Cluster) -> str:
@@ -75,7 +87,7 @@ def widths_left_out(parts: Sequence[Part], cluster: Cluster) -> str:
     said = []
     for name, total in cluster.device_counts.items():
         shares = list(dict.fromkeys(part[name] for part in parts))
-        powers = {2**k for k in range(max(_nodes(cluster, name)).bit_length())}
+        powers = {2**k for k in range(max(on_nodes(cluster, name)).bit_length())}
         if len(shares) > 1 or not powers <= set(shares[0].widths):
             said.append(f"{'; or '.join(_said(share, total) for share in shares)} of {name}")
     return f"the stages of a plan take {'; and '.join(said)}" if said else ""
@@ -91,11 +103,10 @@ def _either(numbers: Sequence[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _nodes(cluster: Cluster, device_type: str) -> list[int]:
+def on_nodes(cluster: Cluster, device_type: str) -> list[int]:
     """Return how many devices of the type each node has that has any."""
-    return [
-        count for group in cluster.groups for count in [dict(group.devices).get(device_type, 0)] * group.count if count
-    ]
+    each = ((dict(group.devices).get(device_type, 0), group.count) for group in cluster.groups)
+    return [count for count, number in each for _ in range(number if count else 0)]
 
 
 def _shares(nodes: Sequence[int]) -> list[Share]:
@@ -120,7 +131,7 @@ def _shares(nodes: Sequence[int]) -> list[Share]:
 def _share(top: int, common: int, nodes: Sequence[int]) -> Share:
     widths = tuple(_chain(top))
     room = {width: sum(count // width for count in nodes) for width in widths}
-    most = min(sum(nodes), *(width * (room[width] + 1) - 1 for width in widths))
+    most = most_placed(widths, nodes)
     repeated = (top, common) if common in widths and common != top else (top,)
     return Share(widths, repeated, tuple(room[width] for width in repeated), most)
 

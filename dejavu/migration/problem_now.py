@@ -8,7 +8,8 @@ Shape suffixes: C = stage configurations, L = layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster, Device, NodeGroup
+from dejavu.cluster.meshes import most_placed, on_nodes
 from dejavu.cost.collectives.transfer import TransferCost, typical_link
 from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.errors import InputError
@@ -46,10 +48,17 @@ class RunningProblem:
     transfers: Transfers
 
     @classmethod
-    def of(cls, prices: Prices, num_microbatches: int) -> RunningProblem:
-        """Take the problem of a request, at the microbatches of the plan that was chosen."""
-        request = prices.request
-        return cls(prices.priced(num_microbatches), request.cluster, request.listed_schedules, prices.transfers)
+    def of(
+        cls, prices: Prices, num_microbatches: int, used: AbstractSet[StageConfiguration] = frozenset()
+    ) -> RunningProblem:
+        """Take the problem of a request, at the microbatches of the plan that was chosen.
+
+        Args:
+            used: the plan's configurations; of several problems that with all of them is taken, if there is one.
+        """
+        request, problems = prices.request, prices.problems(num_microbatches)
+        priced = next((one for one in problems if used <= set(one.problem.configurations)), problems[0])
+        return cls(priced, request.cluster, request.listed_schedules, prices.transfers)
 
     @classmethod
     def of_plan(cls, plan: Plan, workload: Workload, cluster: Cluster, database: Path) -> RunningProblem:
@@ -63,7 +72,7 @@ class RunningProblem:
         usual = Parallelism.usual(cluster, replicas=workload.gradients.gathers)
         for spread in (usual, Parallelism(), Parallelism(also_unsplit=True)):
             request = PlanRequest(workload, cluster, database, spread, microbatches=(plan.num_microbatches,))
-            found = cls.of(Prices(request), plan.num_microbatches)
+            found = cls.of(Prices(request), plan.num_microbatches, wanted)
             if wanted <= set(found.priced.problem.configurations):
                 return found
         odd = next(iter(wanted - set(found.priced.problem.configurations)))
@@ -231,7 +240,7 @@ class _Prices:
             problem=replace(
                 problem,
                 configurations=configurations,
-                device_counts=self._cluster.device_counts,
+                device_counts=self._counts(configurations) if fitting else self._cluster.device_counts,
                 costs=self._costs(index, configurations, slow_C1),
                 link_latency_seconds_CC=links_CC2[:, :, 0].copy(),
                 link_seconds_per_byte_CC=links_CC2[:, :, 1].copy(),
@@ -252,6 +261,14 @@ class _Prices:
                 if kind.type_name in before.backward_parts_L2
             },
         )
+
+    def _counts(self, configurations: Sequence[StageConfiguration]) -> dict[str, int]:
+        """Return how many devices of each kind stages may take together and can then be placed."""
+        found = {}
+        for name in self._cluster.device_counts:
+            widths = {one.devices_per_node for one in configurations if one.device_type == name}
+            found[name] = most_placed(widths or {1}, on_nodes(self._cluster, name))
+        return found
 
     def _rows(self, fitting: bool) -> list[tuple[StageConfiguration, int]]:
         """Return configurations on each kind of device, with the running problem's rows of them."""

@@ -64,9 +64,9 @@ def _sketches(request: PlanRequest, prices: Prices, limit: float) -> Iterator[_S
     """
     if not set(OF_FEW) & set(request.listed_schedules):
         return
-    for count in request.counts:
-        priced, found = prices.priced(count), list[_Sketch]()
-        problem = priced.problem
+    for priced in (one for count in request.counts for one in prices.problems(count)):
+        problem, found = priced.problem, list[_Sketch]()
+        count = problem.whole_microbatches
         for c, one in enumerate(problem.configurations):
             whole = float((priced.forward_seconds_CL[c] + priced.backward_seconds_CL[c]).sum())
             stages = min(
