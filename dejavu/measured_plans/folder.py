@@ -45,7 +45,8 @@ def read_folder(folder: Path) -> MeasuredFolder:
     left_out: Counter[str] = Counter()
     layers = LayerProfile.of(_layer_rows(folder / "layers.parquet", left_out))
     if not layers.rows:
-        raise InputError(f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0")
+        why = "; ".join(f"{count:,} of {reason}" for reason, count in left_out.items())
+        raise InputError(f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0; {why}")
     network = _network(folder / "network.parquet", left_out)
     return MeasuredFolder(tuple(read_plans(folder / "plans.jsonl")), layers, network, dict(left_out))
 
