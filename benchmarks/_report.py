@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.profiles import host_fingerprint
 from dejavu.profiles.host import cpu_name, gpu_names
 
@@ -99,6 +99,22 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, 
         write(rows, summary, json_path)
 
 
+def refuse_unwritable(json_path: Path) -> None:
+    """Make its folder, before minutes of work whose result it is to take.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    if json_path.is_dir():
+        raise InputError(f"--json {json_path} is a folder; wanted a file, such as {json_path / 'result.json'}")
+    try:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--json {json_path}: no folder {json_path.parent} can be made: {error.strerror}") from error
+    if not os.access(json_path if json_path.exists() else json_path.parent, os.W_OK):
+        raise InputError(f"--json {json_path}: no permission to write there")
+
+
 def write(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path) -> None:
     """Write a `result_of` as a file."""
     json_path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +146,8 @@ def report_table(
 ) -> None:
     """Reports what a benchmark's title, rows and summary come to; a mistake in what was asked is a sentence, exit 2."""
     try:
+        if json_path is not None:
+            refuse_unwritable(json_path)
         title, rows, summary = work()
     except DejavuError as error:
         typer.echo(error, err=True)

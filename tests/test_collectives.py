@@ -8,8 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup
@@ -31,6 +33,7 @@ from dejavu.cost.collectives.curves import ALPHA_BETA, CORRECTED, CollectiveMode
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
 from dejavu.cost.collectives.points import points_of, screened
 from dejavu.cost.estimates import INTERPOLATED, MEASURED
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.collective import COLLECTIVES, Collective
@@ -429,3 +432,34 @@ def test_left_out_sizes_and_meshes_are_predicted_better_than_by_the_baselines() 
     assert all(
         found["median_percent"] < simple[name] for name, found in summary["leave_mesh_out_crossing_nodes"].items()
     )
+
+
+def alpa_points(count: int = 6) -> pd.DataFrame:
+    sizes = [2**k for k in range(10, 10 + count)]
+    common = {"cluster": "default", "mesh_nodes": 1, "mesh_gpus_per_node": 2, "op": "all_reduce", "dtype": "f16"}
+    common |= {"replica_groups": "((0, 1),)", "is_noop": False, "is_monotone_clamped": False, "failed": False}
+    rows = [common | {"size_elements": size, "seconds": 1e-5 + size / 1e10, "flop": math.nan} for size in sizes]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"op": "broadcast"}, r"6 points were dropped \(not understood; the first: .* point 0: unknown operator"),
+        ({"dtype": "fp16"}, r"6 points were dropped \(not understood; the first: .* unknown dtype 'fp16'"),
+        ({"is_noop": True}, r"6 points were dropped \(nothing to do or send"),
+        ({"failed": True}, r"6 points were dropped \(failed in Alpa"),
+        ({"seconds": 0.0}, r"6 points were dropped \(failed: no finite time above 0"),
+        ({"cluster": ["a", "b"] * 3}, "clusters a, b; wanted those of one"),
+    ],
+)
+def test_a_profile_without_a_point_says_why(tmp_path: Path, change: dict[str, Any], wanted: str) -> None:
+    """An empty table would say that nothing was wrong."""
+    from benchmarks.cost.collectives import run
+
+    path = tmp_path / "profile.parquet"
+    alpa_points().assign(**change).to_parquet(path)
+    with pytest.raises(InputError, match=rf"profile\.parquet has .*{wanted}"):
+        run(path)
+    alpa_points().to_parquet(path)
+    assert run(path)[2]["points"] == {"all_reduce": 6}

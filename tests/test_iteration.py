@@ -208,6 +208,48 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         table.read(path)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_however_a_file_is_written_it_says_the_same(tmp_path: Path, seed: int) -> None:
+    """Marks, ends and blanks of lines, quotes, order of columns; and a bad cell is told with the line it stands in."""
+    rng = np.random.default_rng(seed)
+    iterations = [replace(SMALL, global_batch_size=2 * m) for m in (2, 4, 8, 16)]
+    names = {**table.COLUMNS, table.DEVICES: "num_devices"}
+    cells = [{column: str(getattr(it, name)) for column, name in names.items()} for it in iterations]
+    columns = [str(name) for name in rng.permutation([*names, table.MILLISECONDS])]
+    rows = [
+        columns,
+        *([(cell | {table.MILLISECONDS: f"{7 * k + 1}.5"})[c] for c in columns] for k, cell in enumerate(cells)),
+    ]
+    bad = int(rng.integers(1, len(rows)))
+    broken = [list(row) for row in rows]
+    broken[bad][int(rng.integers(len(columns)))] = str(rng.choice(["", "-1", "0", "many", "inf"]))
+    comma, quote, end = ((a, b)[int(rng.integers(2))] for a, b in ((",", ", "), ("", '"'), ("\n", "\r\n")))
+    blanks, tail, mark = (bool(rng.integers(2)) for _ in range(3))
+
+    def text(of: list[list[str]]) -> str:
+        lines = [
+            comma.join(f"{quote}{cell}{quote}" for cell in row) + "," * (tail and k > 0) for k, row in enumerate(of)
+        ]
+        return "\ufeff" * mark + (end + end if blanks else end).join(lines) + end
+
+    path = tmp_path / "times.csv"
+    path.write_text(text(rows), newline="")
+    found, times = table.read(path)
+    assert found == iterations
+    np.testing.assert_allclose(times, [1.5e-3, 8.5e-3, 15.5e-3, 22.5e-3])
+    path.write_text(text(broken), newline="")
+    with pytest.raises(InputError, match=rf"times\.csv: row {2 * bad + 1 if blanks else bad + 1}, '"):
+        table.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"a,b\n1,2,3\n1,2,3,4,5\n", "é,1\n".encode("latin1")])
+def test_a_file_that_is_no_csv_is_told_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "times.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"times\.csv(: no column| is no CSV file)"):
+        table.read(path)
+
+
 def test_one_row_of_several_nodes_makes_a_table(tmp_path: Path) -> None:
     path = write(
         tmp_path / "big.csv",

@@ -300,6 +300,64 @@ def test_what_cannot_be_priced_says_why(tmp_path: Path) -> None:
         price_plan(found.plans[1], found.layers, found.network)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_profiles_that_say_nothing_are_counted(tmp_path: Path, seed: int) -> None:
+    """Numbers may be texts; a row with a cell that is none is left out, and plans are priced as without it."""
+    rng = np.random.default_rng(seed)
+    folder = write_folder(tmp_path / "f", [plan_row([[("fast", 1)], [("slow", 2)]], [3])])
+    breaks = {
+        "layers": {"forward_s": ["x", "-1", None, "inf"], "layer": ["x", "1.5", None], "tensor_parallel": ["0", "1.5"],
+                   "microbatch_size": ["", "0", None], "device_type": [None, ""], "model": [None, ""]},
+        "network": {"c0": ["x", None, "nan"], "from_count": ["0", "x", "1.5"], "to_device": [None, ""],
+                    "to_count": ["-2", "x"]},
+    }  # fmt: skip
+    expected = 0
+    wanted = {}
+    for file, columns in breaks.items():
+        path = folder / f"{file}.parquet"
+        frame = pd.read_parquet(path)
+        wanted[file] = frame.iloc[:0]
+        texts = frame.astype(object).map(lambda cell: None if cell is None or cell != cell else str(cell))
+        broken = texts.sample(8, random_state=seed, replace=True)
+        for k in range(len(broken)):
+            column = str(rng.choice(list(columns)))
+            broken.iloc[k, broken.columns.get_loc(column)] = columns[column][int(rng.integers(len(columns[column])))]
+        expected += len(broken)
+        (folder / "sound").mkdir(exist_ok=True)
+        frame.to_parquet(folder / "sound" / path.name)
+        pd.concat([broken, texts]).sample(frac=1, random_state=seed).to_parquet(path)
+    (folder / "sound" / "plans.jsonl").write_text((folder / "plans.jsonl").read_text())
+    _, rows, summary = run(folder)
+    _, alone, nothing = run(folder / "sound")
+    assert sum(summary["left_out_rows"].values()) == expected and nothing["left_out_rows"] == {}
+    assert all(reason.startswith(("layers.parquet: ", "network.parquet: ")) for reason in summary["left_out_rows"])
+    assert rows == alone
+
+
+@pytest.mark.parametrize("name", ["num_layers", "microbatch_size", "num_microbatches", "sequence_length"])
+@pytest.mark.parametrize("value", [True, 2.5, "x", None, math.nan, "1e999"])
+def test_a_size_of_a_plan_is_a_whole_number(tmp_path: Path, name: str, value: object) -> None:
+    """The other plans stay, whatever marks and ends of lines the file has."""
+    good = plan_row([[("fast", 1)]], [], id="go\u2028od")
+    folder = write_folder(tmp_path / "f", [good])
+    lines = [json.dumps(good, ensure_ascii=False), json.dumps(good | {name: value}), "[]", "3"]
+    (folder / "plans.jsonl").write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8", newline="")
+    found = read_folder(folder).plans
+    assert isinstance(found[0], MeasuredPlan) and len(found) == 4
+    assert [isinstance(bad, BadPlan) and bad.place for bad in found[1:]] == ["line 2", "line 3", "line 4"]
+    assert all("wanted" in bad.problem or "could not convert" in bad.problem for bad in found[1:])
+
+
+def test_the_peer_is_compared_on_the_plans_of_which_it_says_something(tmp_path: Path) -> None:
+    rows = [plan_row([[("fast", 1)]], [], id=str(k), measured_s=0.1 * (k + 1)) for k in range(4)]
+    for row in rows[:2]:
+        row["sailor_s"] = None
+    _, table, summary = run(write_folder(tmp_path / "f", rows))
+    assert (summary["compared_rows"], summary["peer_rows"]) == (4, 2)
+    both = [abs(row["difference_percent"]) for row in table[2:]]
+    assert summary["mape_beside_peer_percent"] == pytest.approx(np.mean(both)) != summary["mape_percent"]
+
+
 def test_another_copy_stands_in_for_a_number_that_is_missing(tmp_path: Path) -> None:
     rows = [row | {"planner_forward_s": row["forward_s"], "forward_s": math.nan} for row in layer_rows()]
     prices = []

@@ -195,9 +195,12 @@ def test_the_fit_refuses_what_it_cannot_use() -> None:
 
 @pytest.mark.skipif(not VIDUR.exists(), reason="no ../shared/data")
 def test_the_shipped_law_knows_a100_and_a40() -> None:
-    samples, refused = fp16.read(VIDUR)
+    samples, refused, no_products = fp16.read(VIDUR)
     assert set(samples) == {"A100-SXM4-80GB", "A40"}
     assert not any(refused.values())
+    assert sum(len(sample.seconds_K) for sample in samples.values()) + sum(no_products.values()) == len(
+        pd.read_parquet(VIDUR, columns=["M"])
+    )
     for sample in samples.values():
         assert sample.some(3000, seed=0).mape(MATRIX_UNITS) < 0.08
 
@@ -226,6 +229,37 @@ def test_the_benchmark_leaves_each_device_out(tmp_path: Path) -> None:
     assert summary["mape_percent"] <= summary["worst_percent"] < 3
     assert all(error > 10 for error in summary["baselines"]["roofline"].values())
     assert summary["refused_rows"] == {"no positive time or size": 2, "absurd": 0}
+    assert summary["no_products"] == {"no N": 1, f"M below {fp16.LEAST_M}": int(few.sum())}
+
+
+BROKEN_CELLS = ("", "none", "1e400", -3, 0, 7.5, float("nan"), float("inf"), None, 2.0**70)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_of_a_file_is_predicted_or_counted(tmp_path: Path, seed: int) -> None:
+    """Whatever stands in some of its cells, in any order; what is left is predicted as if it stood there alone."""
+    rng = np.random.default_rng(seed)
+    frame = times_by_the_law({" a100 ": "A100-SXM4-80GB", "NVIDIA A40": "A40"}, seed).astype({"M": object})
+    frame = frame.astype(dict.fromkeys(("device", "N", "K", "median_ms"), object))
+    broken = rng.choice(len(frame), 40, replace=False)
+    for row in broken:
+        column = str(rng.choice(["M", "N", "K", "median_ms"]))
+        values = BROKEN_CELLS if column != "median_ms" else [cell for cell in BROKEN_CELLS if cell != 7.5]
+        frame.loc[row, column] = values[int(rng.integers(len(values)))]
+    frame.loc[rng.choice(broken, 3, replace=False), "device"] = None
+    alone = frame.drop(index=broken)
+    alone.infer_objects().to_parquet(tmp_path / "alone.parquet")
+    mixed = frame.iloc[rng.permutation(len(frame))]
+    mixed = mixed.assign(
+        **{name: mixed[name].map(lambda cell: cell if cell is None else str(cell)) for name in fp16.COLUMNS}
+    )
+    mixed.to_parquet(tmp_path / "mixed.parquet")
+    found, wanted = (fp16.read(tmp_path / f"{name}.parquet") for name in ("mixed", "alone"))
+    counted = [sum(len(s.seconds_K) for s in found[0].values()), *found[1].values(), *found[2].values()]
+    assert sum(counted) == len(frame)
+    for name, sample in found[0].items():
+        own = np.sort(sample.seconds_K)
+        np.testing.assert_allclose(own, np.sort(wanted[0][name].seconds_K))
 
 
 def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
@@ -237,11 +271,14 @@ def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown device 'a41'"):
         fp16.run(path)
     times_by_the_law({"a40": "A40"}, seed=7).drop(columns="N").to_parquet(path)
-    with pytest.raises(InputError, match="no column 'N'"):
+    with pytest.raises(InputError, match="expected columns N"):
         fp16.run(path)
     frame = times_by_the_law({"a40": "A40", "a100": "A100-SXM4-80GB"}, seed=7)
     frame.assign(median_ms=frame["median_ms"] * 1e3).to_parquet(path)  # microseconds
-    with pytest.raises(InputError, match="unit of median_ms"):
+    with pytest.raises(InputError, match=r"compute\.parquet: all .* unit of median_ms"):
+        fp16.run(path)
+    path.write_bytes(b"no Parquet")
+    with pytest.raises(InputError, match=r"compute\.parquet is no whole Parquet file"):
         fp16.run(path)
 
 

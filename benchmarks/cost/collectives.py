@@ -26,7 +26,9 @@ from sklearn.isotonic import IsotonicRegression
 from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, shipped
 from dejavu.cost.collectives.curves import CollectiveModel
 from dejavu.cost.collectives.points import Points, screened
+from dejavu.foundation.errors import InputError
 from dejavu.importers.alpa import Alpa
+from dejavu.importers.sources import parquet_frames
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives
 from dejavu.profiles.collective import Collective
@@ -77,13 +79,19 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
 
 
 def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
-    """By collective (and device, where there are several), through the importer: what the database would hold."""
+    """By collective (and device, where there are several), through the importer: what the database would hold.
+
+    Raises:
+        InputError: it is no such profile, has no point of a collective, or points of several clusters.
+    """
+    _check_one_cluster(path)
     frames: dict[tuple[str, str], list[tuple[Collective, str, float, float]]] = {}
     dropped: Counter[str] = Counter()
     importer = Vidur() if path.suffix == ".parquet" and holds_collectives(columns_of(path)) else Alpa()
+    bad: list[str] = []
     for batch in importer.batches(path):
         dropped.update(dict(batch.skipped))
-        dropped["not understood"] += len(batch.bad)
+        bad += map(str, batch.bad)
         columns = ("kind", "name", "device_type", "dtype", "size_bytes", "seconds", "extra")
         for kind, name, device, dtype, size, seconds, extra in zip(
             *(batch.table[column].to_pylist() for column in columns), strict=True
@@ -91,6 +99,8 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
             if kind == "collective":
                 entry = (Collective.from_json(name, extra), dtype, float(size), float(seconds))
                 frames.setdefault((name, device), []).append(entry)
+    if bad:
+        dropped[f"not understood; the first: {bad[0]}"] = len(bad)
     profiles = {}
     several = len({device for _, device in frames}) > 1
     for (name, device), entries in sorted(frames.items()):
@@ -102,7 +112,20 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
         mesh_P = np.array([meshes.index(mesh_of[subject]) for subject in points.subjects], dtype=np.int64)
         if len(points):
             profiles[f"{name} on {device}" if several else name] = Profile(name, points, mesh_P, meshes)
-    return profiles, Counter({reason: count for reason, count in dropped.items() if count})
+    dropped = Counter({reason: count for reason, count in dropped.items() if count})
+    if not profiles:
+        why = "; ".join(f"{count:,} points were dropped ({reason})" for reason, count in dropped.items())
+        raise InputError(f"{path} has no point of a collective{why and '; ' + why}")
+    return profiles, dropped
+
+
+def _check_one_cluster(path: Path) -> None:
+    """Alpa's Parquet names the cluster of a point; points of two at one place would be taken for repeats."""
+    if path.suffix == ".parquet" and "cluster" in columns_of(path):
+        pieces = parquet_frames(path, ["cluster"])
+        names = sorted({str(name) for _, frame in pieces for name in frame["cluster"].dropna().unique()})
+        if len(names) > 1:
+            raise InputError(f"{path} has points of the clusters {', '.join(names)}; wanted those of one")
 
 
 # One size left out

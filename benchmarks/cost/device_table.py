@@ -90,7 +90,10 @@ def device_types(path: Path) -> dict[str, DeviceType | InputError]:
     Raises:
         InputError: it is none of the three forms.
     """
-    table = pd.read_csv(path)
+    try:
+        table = pd.read_csv(path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is no CSV file ({error}); wanted one row a device") from error
     name = next((column for column in _NAME if column in table.columns), None)
     if name is None:
         raise InputError(f"{path}: no column {' or '.join(_NAME)} among {', '.join(map(str, table.columns))}")
@@ -110,7 +113,7 @@ def _device_or_fault(label: str, row: dict[str, Any], path: Path) -> DeviceType 
     try:
         return _device_type(label, row, path)
     except InputError as fault:
-        return fault
+        return InputError(f"{path}: {label!r} {fault}")
 
 
 def device_of(name: str, table: dict[str, DeviceType | InputError], path: Path) -> DeviceType:
@@ -139,6 +142,22 @@ def device_of(name: str, table: dict[str, DeviceType | InputError], path: Path) 
     raise InputError(f"{path} has no row for {name!r}, nor has dejavu/devices.csv one; it has {', '.join(table)}")
 
 
+def one_spelling(names: Iterable[str], table: dict[str, DeviceType | InputError], path: Path) -> dict[str, str]:
+    """By name, the first of `names` that means the same device: so that none is left out under one of its names only.
+
+    The first that `device_of` answers the same of; a name of which it knows nothing is the same as its own words.
+    """
+    first: dict[Any, str] = {}
+    found = {}
+    for name in names:
+        try:
+            key: Any = device_of(name, table, path).name
+        except InputError:
+            key = words(name)
+        found[name] = first.setdefault(key, name)
+    return found
+
+
 def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
     peaks = {
         dtype: value * TFLOPS for dtype, columns in _PEAK_TFLOPS.items() if (value := _number(row, columns)) is not None
@@ -148,7 +167,7 @@ def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
         peaks["float32"] = neusight * GFLOPS
     bandwidth = _number(row, _BANDWIDTH_GBYTES)
     if bandwidth is None or "float32" not in peaks:
-        raise InputError(f"{path}: {label!r} lacks its float32 peak or its memory bandwidth")
+        raise InputError("lacks its float32 peak or its memory bandwidth")
     multiprocessors, cache = _number(row, _MULTIPROCESSORS), _number(row, _CACHE_MIB)
     known = catalogue().get(catalogue_name(label) or label)
     return DeviceType(
@@ -169,8 +188,8 @@ def _number(row: dict[str, Any], columns: Iterable[str]) -> float | None:
     for column in columns:
         value = row.get(column)
         if value is not None and not pd.isna(value):
-            number = float(value)
+            number = float(pd.to_numeric(value, errors="coerce"))
             if not 0 < number < float("inf"):
-                raise InputError(f"{column} is {value}; wanted a number above 0")
+                raise InputError(f"has {value!r} as {column}; wanted a number above 0")
             return number
     return None

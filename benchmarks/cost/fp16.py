@@ -1,7 +1,8 @@
 """fp16 matrix products of a device that was left out: predicted from all the others, beside two simpler rooflines.
 
 Reads vidur's columns: device, M, N, K, median_ms, where N is the dimension that is summed over. Rows without N are no
-products, and fewer than `LEAST_M` rows are a matrix times a few vectors: both are left out.
+products, and fewer than `LEAST_M` rows are a matrix times a few vectors: both are left out, and counted. So is what is
+refused: a cell that is no number, no size or no time, a row without a device, a time that cannot be true.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.cost.device_table import meant
@@ -20,8 +20,10 @@ from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.calibration import product
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline
 from dejavu.cost.kernels.roofline_fit import Sample, fit
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.importers.cells import MOST, numbers_of, texts_of
 from dejavu.importers.devices import DeviceNames
+from dejavu.importers.sources import check_columns, parquet_columns, parquet_frames
 from dejavu.importers.vidur import USUAL_DEVICES
 
 Floats = NDArray[np.float64]
@@ -29,6 +31,7 @@ Predictor = Callable[[Sample], Floats]
 
 LEAST_M = 16
 COLUMNS = ("device", "M", "N", "K", "median_ms")
+WANTED = f"a Parquet file with {', '.join(COLUMNS)}"
 OURS = "waves of tiles"
 DTYPE = "float16"
 TUNED = {  # by predictor: what of it was fitted, and to what
@@ -46,7 +49,7 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     Raises:
         InputError: columns that are missing, a device that the catalogue does not have, or fewer than two devices.
     """
-    samples, refused = read(path)
+    samples, refused, no_products = read(path)
     rows: list[dict[str, Any]] = []
     for name, test in samples.items():
         train = [sample for other, sample in samples.items() if other != name]
@@ -68,7 +71,11 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
                     "tuned": TUNED[method],
                 }
             )
-    return "fp16 matrix products of a device that was left out", rows, _summary(rows, refused)
+    return (
+        "fp16 matrix products of a device that was left out",
+        rows,
+        _summary(rows, refused) | {"no_products": no_products},
+    )
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], refused: Mapping[str, int]) -> dict[str, Any]:
@@ -86,29 +93,45 @@ def _summary(rows: Sequence[Mapping[str, Any]], refused: Mapping[str, int]) -> d
     }
 
 
-def read(path: Path) -> tuple[dict[str, Sample], dict[str, int]]:
-    """The products of each device by its name in the catalogue, and how many rows were refused for what."""
-    missing = [column for column in COLUMNS if column not in pq.read_schema(path).names]
-    if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; wanted {', '.join(COLUMNS)}")
-    frame = pd.read_parquet(path, columns=list(COLUMNS))
-    for column in COLUMNS[1:]:
-        frame[column] = pd.to_numeric(frame[column], errors="coerce").astype(float)
-    products = frame[frame["N"].notna() & (frame["M"] >= LEAST_M)]
-    sound = np.isfinite(products["median_ms"]) & (products["median_ms"] > 0) & (products[["N", "K"]] >= 1).all(axis=1)
-    refused = {"no positive time or size": int((~sound).sum()), "absurd": 0}
-    products = products[sound]
-    found = {str(name): device_name(str(name), path) for name in products["device"].unique()}
+def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int]]:
+    """The products of each device by its name in the catalogue; how many rows were refused, and how many are none."""
+    check_columns(path, parquet_columns(path, WANTED), COLUMNS)
+    pieces = [frame for _, frame in parquet_frames(path, COLUMNS)]
+    frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=list(COLUMNS))
+    products, refused, no_products = _products(frame)
+    names = products["device"].drop_duplicates()
+    found = {name: device_name(name, f"{path}: row {row}, device") for row, name in names.items()}
     samples = {}
-    for name, rows in products.groupby(products["device"].astype(str).map(found)):
-        samples[str(name)], absurd = sample_of(rows, catalogue()[str(name)])
+    for name, rows in products.groupby(products["device"].map(found)):
+        try:
+            samples[str(name)], absurd = sample_of(rows, catalogue()[str(name)])
+        except DejavuError as error:
+            raise InputError(f"{path}: {error}") from error
         refused["absurd"] += absurd
     if len(samples) < 2:
         raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
-    return samples, refused
+    return samples, refused, no_products
 
 
-def device_name(name: str, path: Path) -> str:
+def _products(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int], dict[str, int]]:
+    """The rows that can be used, as numbers; and those that cannot, each counted once."""
+    no_product = frame["N"].isna()
+    rows = pd.DataFrame({column: numbers_of(frame[column]) for column in COLUMNS[1:]})
+    rows.insert(0, "device", [name.strip() for name in texts_of(frame["device"])])
+    sizes = rows[["M", "N", "K"]]
+    sound = ((sizes >= 1) & (sizes < MOST) & (sizes % 1 == 0)).all(axis=1)
+    sound &= np.isfinite(rows["median_ms"]) & (rows["median_ms"] > 0)
+    nameless = rows["device"] == ""
+    thin = (rows["M"] >= 1) & (rows["M"] < LEAST_M)
+    left_out = no_product | thin
+    refused = {"no positive time or size": int((~sound & ~left_out).sum()), "absurd": 0}
+    if (unnamed := sound & nameless & ~left_out).any():
+        refused["no device"] = int(unnamed.sum())
+    none = {"no N": int(no_product.sum()), f"M below {LEAST_M}": int((thin & ~no_product).sum())}
+    return rows[sound & ~nameless & ~left_out], refused, none
+
+
+def device_name(name: str, place: Path | str) -> str:
     """Its name in the catalogue, from vidur's, the catalogue's own, or one that means only one of its devices.
 
     Raises:
@@ -116,7 +139,7 @@ def device_name(name: str, path: Path) -> str:
     """
     found = DeviceNames().knowing(USUAL_DEVICES).found(name.casefold()) or meant(name)
     if found is None:
-        raise InputError(f"{path}: {catalogue().unknown(name)}")
+        raise InputError(f"{place}: {catalogue().unknown(name)}")
     return found
 
 

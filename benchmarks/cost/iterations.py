@@ -12,6 +12,7 @@ it, so that the logits of the rest miss the tensor cores (`padding`; Megatron's 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.megatron.formulas import IterationError, MegatronIteration
 from benchmarks.megatron.iteration import IterationPrice, IterationPricer
 from dejavu.foundation.errors import InputError
+from dejavu.importers.cells import cells_of, numbers_of
 
 Floats = NDArray[np.float64]
 COLUMNS = {
@@ -90,25 +92,44 @@ def read(path: Path) -> tuple[list[MegatronIteration], Floats]:
     Raises:
         InputError: no row, a missing column, or a value that no iteration has; the message names row and column.
     """
-    table = pd.read_csv(path)
+    table, lines = _table(path)
     wanted = [DEVICES, *COLUMNS, MILLISECONDS]
     missing = [column for column in wanted if column not in table]
     if missing:
         raise InputError(f"{path}: no column {missing[0]!r}; wanted {', '.join(wanted)}")
     if table.empty:
         raise InputError(f"{path}: no row; wanted one or more iterations")
-    for column in wanted:
-        values = pd.to_numeric(table[column], errors="coerce")
+    numbers = pd.DataFrame({column: numbers_of(table[column]) for column in wanted})
+    for column, values in numbers.items():
         whole = column == MILLISECONDS or values % 1 == 0
-        bad = table.index[~(np.isfinite(values) & (values > 0) & (values < LONGEST_MILLISECONDS) & whole)]
+        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0) & (values < LONGEST_MILLISECONDS) & whole))
         if len(bad):
             kind = "a time" if column == MILLISECONDS else "a whole number"
+            (cell,) = cells_of(table[column].iloc[bad[:1]])
+            found = "missing" if cell is None else repr(cell) if isinstance(cell, str) else f"{cell:g}"
             raise InputError(
-                f"{path}: row {bad[0] + 2}, {column!r} is {table[column][bad[0]]!r}; "
+                f"{path}: row {lines[bad[0]]}, {column!r} is {found}; "
                 f"wanted {kind} above 0 and below {LONGEST_MILLISECONDS:,.0f}"
             )
-    iterations = [_iteration(path, int(index) + 2, row) for index, row in table[wanted].iterrows()]
-    return iterations, table[MILLISECONDS].to_numpy(dtype=float) / 1e3
+    iterations = [_iteration(path, line, row) for line, (_, row) in zip(lines, numbers.iterrows(), strict=True)]
+    return iterations, numbers[MILLISECONDS].to_numpy(dtype=float) / 1e3
+
+
+def _table(path: Path) -> tuple[pd.DataFrame, list[int]]:
+    """The cells of a CSV file, and each row's line in it; blank lines are no rows."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        table = pd.read_csv(io.StringIO(text), index_col=False, skipinitialspace=True)
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is no CSV file ({' '.join(str(error).split())}); wanted one iteration a line"
+        ) from error
+    table.columns = [str(column).strip() for column in table.columns]
+    twice = table.columns[table.columns.duplicated()]
+    if len(twice):
+        raise InputError(f"{path}: column {twice[0]!r} stands twice; wanted it once")
+    lines = [number for number, line in enumerate(text.splitlines(), start=1) if line.strip()][1:]
+    return table, lines if len(lines) == len(table) else list(range(2, len(table) + 2))
 
 
 def _iteration(path: Path, line: int, row: Mapping[str, Any]) -> MegatronIteration:

@@ -1,7 +1,8 @@
 """Kernels and whole models on devices that the predictor never saw, beside what NeuSight published for the same.
 
 A device's kernels were measured alone; in a whole model they queue, so that launches hide: whole models are sums of
-queued kernels, without the optimizer and without host stalls. NeuSight's own figures are those in the file.
+queued kernels, without the optimizer and without host stalls. NeuSight's own figures are those in the file; where it
+has none of a model, `models_beside` compares on the others alone.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.cost.device_table import chosen, device_of, device_types, meant, words
+from benchmarks.cost.device_table import chosen, device_of, device_types, one_spelling, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction
 from dejavu.cost.sources.predicted import LEARNED, KernelPrices, summed
 from dejavu.foundation.errors import InputError
+from dejavu.importers.cells import numbers_of, texts_of
+from dejavu.importers.neusight import problems_of
 from dejavu.importers.neusight.kernels import SIZE_COLUMNS, kernels_of
+from dejavu.importers.sources import check_columns, parquet_columns
 
 Floats = NDArray[np.float64]
 MS = 1e-3
 SOME_ROWS, SEED = 600, 0  # of a device and operation, to learn from where each device is left out
 # Rows that a data sheet's owner warns of: (words of the device, split, operations). NeuSight's P4 ran hot.
 THROTTLED = ((frozenset({"p4"}), "train", ("bmm", "linear", "conv")),)
+MODEL_COLUMNS = (  # of models.parquet
+    *("kind", "device", *CONFIG, "num_layer", "e2e_ms", "fw_ms", "bwall_ms"),
+    *("idx", "name", "in_shapes", "out_shape", "op", "fw_ops", "bw_ops", "acc_ops"),
+)
 PUBLISHED = {"neusight": "pred_neusight_ms", "habitat": "pred_habitat_ms", "published_roofline": "pred_roofline_ms"}
 
 
@@ -42,16 +50,24 @@ def run(
     """
     if models is None or devices is None:
         raise InputError("--kernels also wants --models F and --devices CSV")
+    parquet_columns(kernels, "NeuSight's kernels.parquet")
     rows, dropped = usable_rows(pd.read_parquet(kernels))
-    totals, operators = _read_models(models)
+    totals, operators, dropped_models = _read_models(models)
     table = device_types(devices)
-    measured = _present(rows["device"])
-    parts = programs(operators)
+    spelling = one_spelling([*rows["device"].unique(), *totals["device"].unique()], table, devices)
+    measured, everywhere = _present(rows["device"]), _present(rows["device"], totals["device"])
+    rows = rows.assign(device=rows["device"].map(spelling))
+    totals = totals.assign(device=totals["device"].map(spelling))
+    try:
+        parts = programs(operators)
+    except InputError as error:
+        raise InputError(f"{models}: {error}") from error
+    said = {"dropped_rows": dropped, "dropped_models": dropped_models}
     if not train and not test:
-        types = {name: device_of(name, table, devices) for name in measured}
-        return _each_left_out(rows, totals, parts, types, dropped)
-    training = chosen(train, measured, "--train")
-    unseen = chosen(test, _present(rows["device"], totals["device"]), "--test")
+        types = {name: device_of(name, table, devices) for name in _present(rows["device"])}
+        return _each_left_out(rows, totals, parts, types, said)
+    training = list(dict.fromkeys(spelling[name] for name in chosen(train, measured, "--train")))
+    unseen = list(dict.fromkeys(spelling[name] for name in chosen(test, everywhere, "--test")))
     both = {words(name) for name in training} & {words(name) for name in unseen}
     if both:
         raise InputError(f"{', '.join(' '.join(sorted(name)) for name in both)} is in --train and in --test")
@@ -68,7 +84,7 @@ def run(
         unpriced += without
     summary = _summary(output, inside) | {
         "trained_on": [device_of(name, table, devices).name for name in training],
-        "dropped_rows": dropped,
+        **said,
         "refused": list(learned.notes),
         "models_without_operators": unpriced,
         "priced_as_memory_traffic": sorted({name for part in parts.values() for name in part.as_traffic}),
@@ -81,11 +97,14 @@ def _each_left_out(
     totals: pd.DataFrame,
     parts: Mapping[tuple[Any, ...], Program],
     types: Mapping[str, DeviceType],
-    dropped: Mapping[str, int],
+    said: Mapping[str, Any],
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Predict each device from all others, some of whose rows are learned from; all rows of its own are counted."""
     if len(types) < 2:
-        raise InputError(f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more")
+        dropped = "; ".join(f"{count:,} rows were dropped ({reason})" for reason, count in said["dropped_rows"].items())
+        raise InputError(
+            f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more{dropped and '; ' + dropped}"
+        )
     random = np.random.default_rng(SEED)
     some = pd.concat(
         [
@@ -96,18 +115,20 @@ def _each_left_out(
     output: list[dict[str, Any]] = []
     inside: list[NDArray[np.bool_]] = []
     by_device: dict[str, dict[str, Any]] = {}
+    unpriced: list[str] = []
     for name, device in types.items():
         learned = fit(some, {other: one for other, one in types.items() if words(other) != words(name)}, "benchmark")
         operator_rows, covered = _operators(rows[_is(rows["device"], name)], learned, device)
-        same = totals["device"].astype(str).map(lambda found, own=name: _same(found, own))
-        model_rows, _ = _models(totals[same], parts, learned, device)
+        model_rows, without = _models(totals[_is(totals["device"], name)], parts, learned, device)
         output += operator_rows + model_rows
         inside += covered
-        by_device[device.name] = _left_out(model_rows, covered)
+        unpriced += without
+        by_device[device.name] = _left_out(model_rows, covered) | {"refused": list(learned.notes)}
     kernels_percent = [
         one["kernels_inside_percent"] for one in by_device.values() if one["kernels_inside_percent"] is not None
     ]
     whole = [one for one in by_device.values() if one["models"]]
+    elsewhere = totals["device"][~totals["device"].isin(list(types))]
     summary = _summary(output, inside)
     if kernels_percent:  # of devices, however many rows each has
         summary["coverage"]["kernels_percent"] = float(np.mean(kernels_percent))
@@ -119,17 +140,15 @@ def _each_left_out(
             "left_out": by_device,
             "mean_bias_percent": float(np.mean([one["bias_percent"] for one in whole])) if whole else None,
             "learned_rows_of_a_device_and_operation": SOME_ROWS,
-            "dropped_rows": dict(dropped),
+            **said,
+            "models_without_operators": unpriced,
+            "models_of_devices_without_kernels": elsewhere.value_counts().to_dict(),
         },
     )
 
 
-def _same(found: str, name: str) -> bool:
-    return words(found) == words(name) or (meant(found) is not None and meant(found) == meant(name))
-
-
 def _left_out(model_rows: Sequence[Mapping[str, Any]], covered: Sequence[NDArray[np.bool_]]) -> dict[str, Any]:
-    errors = [row["ours_percent"] for row in model_rows]
+    errors = [row["ours_percent"] for row in model_rows if row["ours_percent"] is not None]
     ranges = [row["high_ms"] / row["low_ms"] for row in model_rows]
     return {
         "kernels_inside_percent": float(100 * np.concatenate(covered).mean()) if covered else None,
@@ -142,16 +161,22 @@ def _left_out(model_rows: Sequence[Mapping[str, Any]], covered: Sequence[NDArray
 
 
 def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Without operations that are unknown, times that cannot be true, and throttled rows; and how many those were."""
+    """Without rows that are no float32 kernel, that cannot be true or were throttled; and how many those were."""
     missing = {"op", "device", "latency_ms"} - set(rows.columns)
     if missing:
         raise InputError(f"the kernels lack the columns {', '.join(sorted(missing))}")
-    seconds = MS * pd.to_numeric(rows["latency_ms"]).to_numpy(dtype=float, na_value=np.nan)
-    operations = rows["op"].astype(str)
+    rows = rows.assign(device=[name.strip() for name in texts_of(rows["device"])], op=texts_of(rows["op"]))
+    milliseconds = numbers_of(rows["latency_ms"])
+    seconds = MS * milliseconds
+    operations = rows["op"]
     split = rows["split"].astype(str) if "split" in rows.columns else pd.Series("", index=rows.index)
     throttled = np.zeros(len(rows), dtype=bool)
     for device, part, names in THROTTLED:
         throttled |= (_words_are(rows["device"], device) & (split == part) & operations.isin(names)).to_numpy()
+    unknown = sorted(set(operations) - set(SIZE_COLUMNS))
+    problems = problems_of(rows)
+    no_kernel = np.array([problem is not None for problem in problems]) & operations.isin(SIZE_COLUMNS).to_numpy()
+    no_kernel &= np.isfinite(seconds)
     with np.errstate(invalid="ignore"):
         why = {
             "latency not finite": ~np.isfinite(seconds),
@@ -159,12 +184,17 @@ def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
             f"latency outside {LEAST_SECONDS:g} to {MOST_SECONDS:g} s": (seconds > 0)
             & ((seconds < LEAST_SECONDS) | (seconds > MOST_SECONDS)),
             "throttled P4": throttled,
-        } | {
-            f"unknown operation {name}": (operations == name).to_numpy()
-            for name in sorted(set(operations) - set(SIZE_COLUMNS))
-        }
-    bad = np.logical_or.reduce(list(why.values()))
-    return rows[~bad], {reason: int(mask.sum()) for reason, mask in why.items() if mask.any()}
+            "no device": ~rows["device"].astype(bool).to_numpy(),
+        } | {f"unknown operation {name or '(none)'}": (operations == name).to_numpy() for name in unknown}
+    if no_kernel.any():
+        first = int(np.flatnonzero(no_kernel)[0])
+        why[f"no float32 kernel; the first, row {first}: {problems[first]}"] = no_kernel
+    bad, counts = np.zeros(len(rows), dtype=bool), {}
+    for reason, mask in why.items():  # a row with several counts for the first
+        if fresh := int((mask & ~bad).sum()):
+            counts[reason] = fresh
+        bad |= mask
+    return rows.assign(latency_ms=milliseconds)[~bad], counts
 
 
 def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str) -> Learned:
@@ -175,10 +205,19 @@ def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str) -> L
     return Learned.fit(kernels_of(mine), [devices[name] for name in names], seconds, source=source)
 
 
-def _read_models(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _read_models(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
+    """Totals, operators, and how many totals have no time that could be compared."""
+    check_columns(path, parquet_columns(path, "NeuSight's models.parquet"), MODEL_COLUMNS)
     frame = pd.read_parquet(path)
-    kind = frame["kind"].astype(str)
-    return frame[kind == "total"], frame[kind == "op"].assign(kind="op")
+    times = [name for name in ("num_layer", "e2e_ms", "fw_ms", "bwall_ms", *PUBLISHED.values()) if name in frame]
+    frame = frame.assign(
+        **{name: texts_of(frame[name]) for name in ("kind", "device", "model", "mode", "option")},
+        **{name: numbers_of(frame[name]) for name in times},
+    )
+    totals = frame[frame["kind"] == "total"]
+    timed = np.isfinite(totals["e2e_ms"]) & (totals["e2e_ms"] > 0)
+    dropped = {"no time above 0": int((~timed).sum())} if not timed.all() else {}
+    return totals[timed], frame[frame["kind"] == "op"], dropped
 
 
 def _present(*columns: pd.Series) -> list[str]:
@@ -301,6 +340,12 @@ def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool
             for name in names
         }
 
+    def beside(column: str) -> dict[str, Any]:
+        """Both on the models of which the peer says something."""
+        both = [row for row in whole if row.get(column) is not None and row["ours_percent"] is not None]
+        ours, theirs = mean("ours_percent", both), mean(column, both)
+        return {"models": len(both), "ours_mape_percent": ours, "peer_mape_percent": theirs}
+
     errors = [abs(row["ours_percent"]) for row in whole if row["ours_percent"] is not None]
     peers = ("roofline", *PUBLISHED)
     coverage = float(100 * np.concatenate(inside).mean()) if inside else None
@@ -311,6 +356,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool
         "models": by_mode("ours_percent"),
         **{f"models_mape_percent_{peer}": mean(f"{peer}_percent", whole) for peer in peers},
         **{f"models_{peer}": by_mode(f"{peer}_percent") for peer in peers},
+        "models_beside": {peer: beside(f"{peer}_percent") for peer in PUBLISHED},
         "forward_mape_percent": mean("forward_percent", whole),
         "backward_mape_percent": mean("backward_percent", whole),
         "models_inside_interval": inside_models,

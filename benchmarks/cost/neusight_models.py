@@ -18,7 +18,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dejavu.importers.neusight.kernels import DTYPE, ITEM_BYTES, NUM_READ, bmm, kernel_of_operation, linear, row_wise
+from dejavu.foundation.errors import InputError
+from dejavu.importers.neusight.kernels import (
+    DTYPE,
+    ITEM_BYTES,
+    NUM_READ,
+    NeuSightError,
+    bmm,
+    kernel_of_operation,
+    linear,
+    row_wise,
+)
 from dejavu.profiles.kernel import Kernel
 
 CONFIG = ("model", "mode", "seq", "batch", "option")
@@ -53,12 +63,20 @@ class Program:
 
 
 def programs(models: pd.DataFrame) -> dict[tuple[Any, ...], Program]:
-    """By model, mode, sequence, batch and option; shapes do not depend on the device, so any device's rows serve."""
+    """By model, mode, sequence, batch and option; shapes do not depend on the device, so any device's rows serve.
+
+    Raises:
+        InputError: what a row says of its operator cannot be read; the message names the model.
+    """
     operators = models[(models["kind"].astype(str) == "op") & models["fw_ops"].notna()]
     found: dict[tuple[Any, ...], Program] = {}
     for key, rows in operators.groupby(list(CONFIG), observed=True):
         first = rows["device"].astype(str).iloc[0]
-        found[key] = _program(rows[rows["device"].astype(str) == first].sort_values("idx"))
+        try:
+            found[key] = _program(rows[rows["device"].astype(str) == first].sort_values("idx"))
+        except (ValueError, SyntaxError, TypeError, LookupError, NeuSightError) as error:
+            what = ", ".join(f"{name} {value}" for name, value in zip(CONFIG, key, strict=True))
+            raise InputError(f"an operator of {what} on {first} cannot be read: {error}") from error
     return found
 
 

@@ -46,6 +46,7 @@ def run(folder: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         **errors_of(rows),
         "by_site": {site: errors_of([row for row in rows if row["site"] == site]) for site in sites},
         "not_priced": sum(row["simulated_s"] is None for row in rows),
+        "left_out_rows": dict(found.left_out),
         "bad_lines": [f"{bad.place}: {bad.problem}" for bad in found.plans if isinstance(bad, BadPlan)],
         "mape_without_doubt_percent": mape_percent([row for row in rows if row["doubt"] is None]),
         "variants": variants,
@@ -93,13 +94,17 @@ def row_of(
 
 
 def errors_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean absolute percentage errors of rows; the peer's on the rows that are priced here too."""
+    """Mean absolute percentage errors of rows; the peer's on the rows that are priced here too, and ours on its."""
     compared = [row for row in rows if row["difference_percent"] is not None]
+    beside = [row for row in compared if row["peer_percent"] is not None]
     return {
         "rows": len(rows),
         "mape_percent": mape_percent(compared),
         "formula_mape_percent": mape_percent(compared, "formula_percent"),
         "peer_mape_percent": mape_percent(compared, "peer_percent"),
+        "compared_rows": len(compared),
+        "peer_rows": len(beside),
+        "mape_beside_peer_percent": mape_percent(beside),
     }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ _WITHIN = "within a node"
 
 @dataclass(frozen=True, eq=False)
 class MeasuredFolder:
-    """Plans, and the profiles to price them."""
+    """Plans, and the profiles to price them.
+
+    Attributes:
+        left_out: how many rows of the profiles are none, by file and reason.
+    """
 
     plans: tuple[MeasuredPlan | BadPlan, ...]
     layers: LayerProfile
     network: Network
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_folder(folder: Path) -> MeasuredFolder:
@@ -36,10 +42,13 @@ def read_folder(folder: Path) -> MeasuredFolder:
     Raises:
         InputError: a file or a column is missing, or holds what cannot be read; the message names it.
     """
-    layers = LayerProfile.of(_layer_rows(folder / "layers.parquet"))
+    left_out: Counter[str] = Counter()
+    layers = LayerProfile.of(_layer_rows(folder / "layers.parquet", left_out))
     if not layers.rows:
-        raise InputError(f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0")
-    return MeasuredFolder(tuple(read_plans(folder / "plans.jsonl")), layers, _network(folder / "network.parquet"))
+        why = "; ".join(f"{count:,} of {reason}" for reason, count in left_out.items())
+        raise InputError(f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0; {why}")
+    network = _network(folder / "network.parquet", left_out)
+    return MeasuredFolder(tuple(read_plans(folder / "plans.jsonl")), layers, network, dict(left_out))
 
 
 def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -54,15 +63,20 @@ def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
     return rows
 
 
-def _layer_rows(path: Path) -> Iterator[tuple[str, str, int, int, int, LayerRow]]:
+def _layer_rows(path: Path, left_out: Counter[str]) -> list[tuple[str, str, int, int, int, LayerRow]]:
     """Rows whose passes are numbers; a layer without work (an embedding's backward pass) may take 0."""
+    found = []
     for row in _rows(path, _LAYERS):
         forward, backward = (_first(row, f"{name}_s", f"planner_{name}_s") for name in ("forward", "backward"))
-        places = [_number(row, name) for name in ("layer", "tensor_parallel", "microbatch_size")]
-        if forward is None or backward is None or None in places:
+        layer, degree, size = (_whole(row, name) for name in ("layer", "tensor_parallel", "microbatch_size"))
+        if not row["device_type"] or not row["model"]:
+            left_out[f"{path.name}: no device_type or no model"] += 1
             continue
-        layer, degree, size = (int(place or 0) for place in places)
-        if min(forward, backward) < 0.0 or forward + backward <= 0.0 or degree < 1 or size < 1:
+        if layer is None or degree is None or size is None or degree < 1 or size < 1:
+            left_out[f"{path.name}: layer, tensor_parallel or microbatch_size is no whole number"] += 1
+            continue
+        if forward is None or backward is None or min(forward, backward) < 0.0 or forward + backward <= 0.0:
+            left_out[f"{path.name}: no forward_s and backward_s above 0"] += 1
             continue
         measured = LayerRow(
             str(row.get("kind") or "transformer"),
@@ -72,20 +86,29 @@ def _layer_rows(path: Path) -> Iterator[tuple[str, str, int, int, int, LayerRow]
             _number(row, "parameter_bytes"),
             _number(row, "output_bytes_mb1"),
         )
-        yield str(row["device_type"]), str(row["model"]), layer, degree, size, measured
+        found.append((str(row["device_type"]), str(row["model"]), layer, degree, size, measured))
+    return found
 
 
-def _network(path: Path) -> Network:
+def _network(path: Path, left_out: Counter[str]) -> Network:
     between: dict[Link, Bandwidth] = {}
     within: dict[tuple[str, int], Bandwidth] = {}
     zoned: set[Link] = set()  # known from one zone, which counts before two
     for row in _rows(path, _NETWORK):
         curve = [_number(row, name) for name in ("c2", "c1", "c0")]
-        if None in curve or row["from_device"] is None or row["to_device"] is None:
+        if not row["from_device"] or not row["to_device"]:
+            left_out[f"{path.name}: no from_device or no to_device"] += 1
+            continue
+        peak = _number(row, "peak_bytes_per_s") or math.inf
+        if None in curve or peak < 0.0:
+            left_out[f"{path.name}: c2, c1 or c0 is no number, or peak_bytes_per_s below 0"] += 1
+            continue
+        counts = [1 if row[name] is None else _whole(row, name) or 0 for name in ("from_count", "to_count")]
+        if min(counts) < 1:
+            left_out[f"{path.name}: from_count or to_count is no whole number, 1 or more"] += 1
             continue
         c2, c1, c0 = (value or 0.0 for value in curve)
-        bandwidth = Bandwidth(c2, c1, c0, _number(row, "peak_bytes_per_s") or math.inf)
-        counts = [int(_number(row, name) or 1) for name in ("from_count", "to_count")]
+        bandwidth = Bandwidth(c2, c1, c0, peak)
         link = Link(str(row["from_device"]), counts[0], str(row["to_device"]), counts[1])
         if row["scope"] == _WITHIN:
             within.setdefault((link.from_device, link.from_count), bandwidth)
@@ -106,5 +129,14 @@ def _first(row: dict[str, Any], *names: str) -> float | None:
 
 
 def _number(row: dict[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    return None if value is None or not math.isfinite(value) else float(value)
+    """A cell as a number, also where it is the text of one; None where it is missing or none."""
+    try:
+        value = float(row.get(name))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _whole(row: dict[str, Any], name: str) -> int | None:
+    value = _number(row, name)
+    return int(value) if value is not None and value == int(value) else None

@@ -99,7 +99,7 @@ def read_plans(path: Path) -> list[MeasuredPlan | BadPlan]:
         InputError: the file cannot be read, or is empty.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a string may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}; wanted one plan a line, as JSON") from error
     found = [_plan_or_bad(f"line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -118,14 +118,16 @@ def _plan_or_bad(place: str, line: str) -> MeasuredPlan | BadPlan:
 
 
 def _plan(row: Mapping[str, Any]) -> MeasuredPlan:
+    if not isinstance(row, dict):
+        raise InputError(f"it is {json.dumps(row)[:80]}; wanted a plan, as an object with id, model and stages")
     return MeasuredPlan(
         id=str(row["id"]),
         site=str(row.get("site") or "unknown"),
         model=str(row["model"]),
-        num_layers=int(row["num_layers"]),
-        sequence_length=int(row["sequence_length"]),
-        microbatch_size=int(row["microbatch_size"]),
-        num_microbatches=int(row["num_microbatches"]),
+        num_layers=_whole(row, "num_layers"),
+        sequence_length=_whole(row, "sequence_length"),
+        microbatch_size=_whole(row, "microbatch_size"),
+        num_microbatches=_whole(row, "num_microbatches"),
         stages=tuple(map(_stage, row["stages"])),
         measured_seconds=_seconds(row, "measured_s"),
         peer_seconds=_seconds(row, "sailor_s"),
@@ -136,10 +138,18 @@ def _plan(row: Mapping[str, Any]) -> MeasuredPlan:
 def _stage(row: Mapping[str, Any]) -> MeasuredStage:
     replicas: Sequence[Mapping[str, Any]] = row["replicas"]
     return MeasuredStage(
-        int(row["first_layer"]),
-        int(row["last_layer"]) + 1,
-        tuple(Replica(str(r["device_type"]), int(r["num_devices"]), int(r["tensor_parallel"])) for r in replicas),
+        _whole(row, "first_layer"),
+        _whole(row, "last_layer") + 1,
+        tuple(Replica(str(r["device_type"]), _whole(r, "num_devices"), _whole(r, "tensor_parallel")) for r in replicas),
     )
+
+
+def _whole(row: Mapping[str, Any], name: str) -> int:
+    value = row[name]
+    number = math.nan if isinstance(value, bool) or value is None else float(value)
+    if not (math.isfinite(number) and number == int(number)):
+        raise InputError(f"{name} is {value!r}; wanted a whole number")
+    return int(number)
 
 
 def _seconds(row: Mapping[str, Any], name: str) -> float | None:

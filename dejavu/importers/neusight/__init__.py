@@ -57,7 +57,7 @@ class NeuSight(Importer):
             yield self._batch(file, start, frame)
 
     def _batch(self, path: Path, start: int, frame: pd.DataFrame) -> Batch:
-        problems = _problems(frame)
+        problems = problems_of(frame)
         devices = devices_of(self.devices, texts_of(frame["device"]), problems)
         good = np.array([problem is None for problem in problems], dtype=bool)
         kernels = kernels_of(frame[good])
@@ -84,7 +84,7 @@ class NeuSight(Importer):
         )
 
 
-def _problems(frame: pd.DataFrame) -> NDArray[np.object_]:
+def problems_of(frame: pd.DataFrame) -> NDArray[np.object_]:
     """Return for each row why it is no kernel; None where it is one."""
     problems = np.full(len(frame), None, dtype=object)
     operations = texts_of(frame["op"])

@@ -1,0 +1,146 @@
+"""Each device left out in turn: under whatever names, with whatever broken rows, nothing of it is learned from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.cost.device_table import device_types, one_spelling
+from benchmarks.cost.kernels import MODEL_COLUMNS, run
+from dejavu.foundation.errors import InputError
+
+SPELLINGS = {
+    "Tesla T4": ("tesla t4", "Tesla_T4", "T4", "T4 (2)"),
+    "NVIDIA L4": ("nvidia_l4", "L4", "NVIDIA-L4"),
+    "Tesla V100-PCIE-32GB": ("V100-PCIE", "Tesla_V100-PCIE-32GB", "V100 PCIe 32GB", "V100-PCIE-32"),
+    "NVIDIA H100 80GB HBM3": ("H100-SXM5-80GB", "H100-SXM", "nvidia_h100_80gb_hbm3"),
+}
+FLOPS = {"Tesla T4": 8e12, "NVIDIA L4": 31e12, "Tesla V100-PCIE-32GB": 14e12, "NVIDIA H100 80GB HBM3": 67e12}
+DEVICES = """Device,Dev_Mem,Mem_Bw,Num_Sm,Core_Per_SM,Freq,L2Cache,file,SingleFLOPs
+Tesla T4,15,320,40,64,1590,4,Tesla_T4,8141
+NVIDIA L4,24,300,60,128,2040,48,NVIDIA_L4,31334
+Tesla V100-PCIE-32GB,32,900,80,64,1370,6,Tesla_V100-PCIE-32GB,14029
+NVIDIA H100 80GB HBM3,80,3430,132,128,1980,50,NVIDIA_H100_80GB_HBM3,66908
+"""
+
+
+def kernels(rng: np.random.Generator, names: list[str], count: int = 60) -> pd.DataFrame:
+    frames = []
+    for name in names:
+        m, n, k = (2 ** rng.integers(6, 12, count) for _ in range(3))
+        milliseconds = 1e3 * (2.0 * m * n * k / (0.7 * FLOPS[name]) + 5e-6) * np.exp(rng.normal(0, 0.05, count))
+        frames.append(
+            pd.DataFrame({"op": "linear", "device": name, "M": m, "N": n, "K": k, "latency_ms": milliseconds})
+        )
+    return pd.concat(frames, ignore_index=True).assign(dtype="fp32")
+
+
+def models(names: list[str]) -> pd.DataFrame:
+    """One traced product, and what a whole model of it takes; and a model that was not traced."""
+    layer = {"kind": "op", "device": names[0], "num_layer": 1.0, "idx": 0.0, "name": "x", "op": "Linear"}
+    layer |= {"in_shapes": "[[512, 512]]", "out_shape": "(512, 512)", "fw_ops": "[['Linear', (512, 512, 512)]]"}
+    layer |= {"bw_ops": "[]", "acc_ops": "[]", "option": None, "model": "one", "mode": "inf", "seq": 512, "batch": 1}
+    total = {"kind": "total", "model": "one", "mode": "inf", "seq": 512, "batch": 1, "option": None, "bwall_ms": 0.0}
+    totals = [total | {"device": name, "e2e_ms": 0.1, "fw_ms": 0.1} for name in names]
+    totals += [total | {"device": name, "e2e_ms": 0.1, "fw_ms": 0.1, "model": "two"} for name in names]
+    return pd.DataFrame([layer, *totals], columns=list(MODEL_COLUMNS))
+
+
+def found(folder: Path, rows: pd.DataFrame, totals: pd.DataFrame, train: str = "", test: str = ""):
+    rows.to_parquet(folder / "kernels.parquet")
+    totals.to_parquet(folder / "models.parquet")
+    (folder / "devices.csv").write_text(DEVICES)
+    files = (folder / "kernels.parquet", folder / "models.parquet", folder / "devices.csv")
+    _, table, summary = run(*files, train, test)
+    json.dumps([table, summary], allow_nan=False)
+    return table, summary
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_names_of_a_device_change_nothing(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = [str(name) for name in rng.permutation(list(SPELLINGS))[:3]]
+    rows, totals = kernels(rng, names), models(names)
+    other = rows.copy()
+    for name in names:
+        own = np.flatnonzero(rows["device"] == name)[1:]  # the first is spelled as before: the same name stands for all
+        other.loc[own, "device"] = rng.choice([name, *SPELLINGS[name]], len(own))
+    other_totals = totals.assign(device=[str(rng.choice([name, *SPELLINGS[name]])) for name in totals["device"]])
+    wanted, again = found(tmp_path, rows, totals), found(tmp_path, other, other_totals)
+    assert again[0] == wanted[0]
+    assert again[1] == wanted[1]
+    assert all(one["models"] == 1 for one in again[1]["left_out"].values())
+    assert len(again[1]["models_without_operators"]) == len(names)
+    spelled = SPELLINGS[names[0]][0]
+    with pytest.raises(InputError, match="is in --train and in --test"):
+        found(tmp_path, other.replace({"device": {names[0]: spelled}}), totals, train=spelled, test=names[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_of_kernels_and_models_is_used_or_counted(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = list(SPELLINGS)[:3]
+    rows, totals = kernels(rng, names).astype({"M": object, "latency_ms": object}), models(names)
+    broken = rng.choice(len(rows), 40, replace=False)
+    for row in broken:
+        column, values = [
+            ("M", ["", "many", 0, -1, 7.5, "1e400", None]),
+            ("latency_ms", ["", "soon", 0, -1, None, "nan", "inf", 1e9]),
+            ("device", [None, " ", ""]),
+            ("op", [None, "flash", "BMM "]),
+            ("dtype", ["fp16", None, "tf32"]),
+        ][int(rng.integers(5))]
+        rows.loc[row, column] = values[int(rng.integers(len(values)))]
+    alone = rows.drop(index=broken).infer_objects()
+    times = totals["e2e_ms"].astype(object)
+    bad = rng.choice(np.flatnonzero(totals["kind"] == "total"), 2, replace=False)
+    times.iloc[bad] = [["none", None, "0", "-1", "inf"][int(rng.integers(5))] for _ in bad]
+    texts = {name: rows[name].map(lambda cell: None if pd.isna(cell) else str(cell)) for name in rows}
+    table, summary = found(
+        tmp_path, rows.assign(**texts), totals.assign(e2e_ms=times.map(lambda cell: cell and str(cell)))
+    )
+    wanted, _ = found(tmp_path, alone, totals.drop(index=bad))
+    assert table == wanted
+    assert sum(row.get("rows", 0) for row in table) + sum(summary["dropped_rows"].values()) == len(rows)
+    whole = sum(row["table"] == "model" for row in table) + len(summary["models_without_operators"])
+    assert whole + summary["dropped_models"]["no time above 0"] == (totals["kind"] == "total").sum()
+
+
+@pytest.mark.parametrize("cell", ["none", "-3", "0", "inf"])
+def test_a_bad_figure_of_a_device_is_told_with_file_device_and_column(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text(DEVICES.replace("Tesla T4,15,320", f"Tesla T4,15,{cell}"))
+    fault = device_types(path)["Tesla T4"]
+    assert isinstance(fault, InputError)
+    assert all(part in str(fault) for part in ("devices.csv", "'Tesla T4'", "Mem_Bw", "above 0"))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"devices\.csv is no CSV file"):
+        device_types(path)
+
+
+def test_names_of_nobody_are_told_apart_by_their_words(tmp_path: Path) -> None:
+    (tmp_path / "devices.csv").write_text(DEVICES)
+    table = device_types(tmp_path / "devices.csv")
+    names = ["XPU 9", "xpu-9", "YPU"]
+    assert one_spelling(names, table, tmp_path) == {"XPU 9": "XPU 9", "xpu-9": "XPU 9", "YPU": "YPU"}
+
+
+def test_files_that_cannot_be_read_are_told_by_name(tmp_path: Path) -> None:
+    names = list(SPELLINGS)[:2]
+    rows, totals = kernels(np.random.default_rng(0), names), models(names)
+    with pytest.raises(InputError, match=r"wanted two devices.*120 rows were dropped \(no float32 kernel; .*fp16"):
+        found(tmp_path, rows.assign(dtype="fp16"), totals)
+    with pytest.raises(InputError, match=r"models\.parquet: expected columns fw_ops"):
+        found(tmp_path, rows, totals.drop(columns="fw_ops"))
+    broken = totals.assign(fw_ops=totals["fw_ops"].replace("[['Linear', (512, 512, 512)]]", "[["))
+    with pytest.raises(InputError, match=r"models\.parquet: an operator of model one, mode inf, .* cannot be read"):
+        found(tmp_path, rows, broken)
+    for name in ("kernels", "models"):
+        found(tmp_path, rows, totals)
+        (tmp_path / f"{name}.parquet").write_bytes(b"no")
+        with pytest.raises(InputError, match=rf"{name}\.parquet is no whole Parquet file"):
+            run(*(tmp_path / file for file in ("kernels.parquet", "models.parquet", "devices.csv")), "", "")
