@@ -156,6 +156,7 @@ def test_each_kind_of_devices_is_learned_from_its_own() -> None:
     [
         *(("h100", "H100-SXM5-80GB"), ("H100", "H100-SXM5-80GB"), ("H100-SXM", "H100-SXM5-80GB")),
         *(("GH200", "GH200-96GB"), ("NVIDIA H100 PCIe", "H100-PCIE-80GB"), ("h200", "H200-SXM-141GB")),
+        *(("v100", "V100-SXM2-16GB"), ("H100-80GB", "H100-SXM5-80GB"), ("A100 80GB", "A100-SXM4-80GB")),
         *(("a100", "A100-SXM4-80GB"), ("A40", "A40"), ("Tesla T4", "T4"), ("L40S", "L40S")),
     ],
 )
@@ -163,7 +164,7 @@ def test_devices_are_known_by_names_that_mean_one(name: str, wanted: str) -> Non
     assert fp16.device_name(name, Path("file")) == wanted
 
 
-@pytest.mark.parametrize("name", ["h800", "H100-NVL", "A100 80GB", "a41", "", "nvidia"])
+@pytest.mark.parametrize("name", ["h800", "H100-NVL", "rtx", "mi", "a41", "", "nvidia"])
 def test_devices_that_nobody_knows_are_refused_by_name(name: str) -> None:
     with pytest.raises(InputError, match=f"unknown device '{name}'"):
         fp16.device_name(name, Path("file"))

@@ -195,8 +195,8 @@ def test_the_fit_refuses_what_it_cannot_use() -> None:
 
 @pytest.mark.skipif(not VIDUR.exists(), reason="no ../shared/data")
 def test_the_shipped_law_knows_a100_and_a40() -> None:
-    samples, refused, no_products = fp16.read(VIDUR)
-    assert set(samples) == {"A100-SXM4-80GB", "A40"}
+    samples, refused, no_products, taken_for = fp16.read(VIDUR)
+    assert set(samples) == set(taken_for.values()) == {"A100-SXM4-80GB", "A40"}
     assert not any(refused.values())
     assert sum(len(sample.seconds_K) for sample in samples.values()) + sum(no_products.values()) == len(
         pd.read_parquet(VIDUR, columns=["M"])

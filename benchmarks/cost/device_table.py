@@ -52,14 +52,20 @@ def meant(name: str) -> str | None:
 
     So `GH200`, `H100-SXM` and `h100 pcie` each mean one, `A100` means none.
     """
+    found = candidates(name)
+    return catalogue_name(name) or (found[0] if len(found) == 1 else None)
+
+
+def candidates(name: str) -> list[str]:
+    """The devices of dejavu/devices.csv with all of the name's words, in its order; none where it has no words."""
     asked, found = words(name), []
     for row in catalogue_rows():
         known = words(row.device_type.name)
-        if all(
+        if asked and all(
             any(one == word or (one.isalpha() and word.rstrip("0123456789") == one) for word in known) for one in asked
         ):
             found.append(row.device_type.name)
-    return catalogue_name(name) or (found[0] if asked and len(found) == 1 else None)
+    return found
 
 
 def chosen(asked: str, present: Sequence[str], option: str) -> list[str]:

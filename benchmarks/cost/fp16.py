@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.cost.device_table import meant
+from benchmarks.cost.device_table import candidates, meant
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.calibration import product
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline
@@ -49,7 +49,7 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     Raises:
         InputError: columns that are missing, a device that the catalogue does not have, or fewer than two devices.
     """
-    samples, refused, no_products = read(path)
+    samples, refused, no_products, taken_for = read(path)
     rows: list[dict[str, Any]] = []
     for name, test in samples.items():
         train = [sample for other, sample in samples.items() if other != name]
@@ -74,7 +74,7 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     return (
         "fp16 matrix products of a device that was left out",
         rows,
-        _summary(rows, refused) | {"no_products": no_products},
+        _summary(rows, refused) | {"no_products": no_products, "taken_for": taken_for},
     )
 
 
@@ -93,8 +93,11 @@ def _summary(rows: Sequence[Mapping[str, Any]], refused: Mapping[str, int]) -> d
     }
 
 
-def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int]]:
-    """The products of each device by its name in the catalogue; how many rows were refused, and how many are none."""
+def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int], dict[str, str]]:
+    """The products of each device by its name in the catalogue; how many rows were refused, and how many are none.
+
+    Last what the file's names of devices were taken for.
+    """
     check_columns(path, parquet_columns(path, WANTED), COLUMNS)
     pieces = [frame for _, frame in parquet_frames(path, COLUMNS)]
     frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=list(COLUMNS))
@@ -110,7 +113,7 @@ def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int]]
         refused["absurd"] += absurd
     if len(samples) < 2:
         raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
-    return samples, refused, no_products
+    return samples, refused, no_products, found
 
 
 def _products(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int], dict[str, int]]:
@@ -132,15 +135,19 @@ def _products(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int], dict[s
 
 
 def device_name(name: str, place: Path | str) -> str:
-    """Its name in the catalogue, from vidur's, the catalogue's own, or one that means only one of its devices.
+    """Its name in the catalogue, from vidur's, the catalogue's own, or one that means only its devices of one chip.
+
+    Of several boards with the chip, as `v100` and `H100-80GB` name them, the first is taken.
 
     Raises:
-        InputError: none, or several.
+        InputError: none, or several chips.
     """
-    found = DeviceNames().knowing(USUAL_DEVICES).found(name.casefold()) or meant(name)
-    if found is None:
+    if found := DeviceNames().knowing(USUAL_DEVICES).found(name.casefold()) or meant(name):
+        return found
+    boards = candidates(name)
+    if len({board.partition("-")[0] for board in boards}) != 1:
         raise InputError(f"{place}: {catalogue().unknown(name)}")
-    return found
+    return boards[0]
 
 
 def sample_of(rows: pd.DataFrame, device: DeviceType) -> tuple[Sample, int]:
