@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
@@ -28,7 +30,6 @@ from dejavu.cost.collectives.curves import CollectiveModel
 from dejavu.cost.collectives.points import Points, screened
 from dejavu.foundation.errors import InputError
 from dejavu.importers.alpa import Alpa
-from dejavu.importers.sources import parquet_frames
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives
 from dejavu.profiles.collective import Collective
@@ -79,12 +80,38 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
 
 
 def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
-    """By collective (and device, where there are several), through the importer: what the database would hold.
+    """By collective (and device or cluster, where there are several), through the importer, as the database holds it.
 
     Raises:
-        InputError: it is no such profile, has no point of a collective, or points of several clusters.
+        InputError: it is no such profile, or has no point of a collective.
     """
-    _check_one_cluster(path)
+    profiles, dropped = dict[str, Profile](), Counter[str]()
+    frame = _of_several_clusters(path)
+    if frame is None:
+        profiles, dropped = _read(path)
+    else:
+        with TemporaryDirectory() as folder:
+            for cluster, rows in frame.groupby(frame["cluster"].astype(object).fillna("no name").astype(str)):
+                own = Path(folder) / path.name
+                rows.to_parquet(own)
+                found, lost = _read(own)
+                profiles |= {f"{name} of {cluster}": profile for name, profile in found.items()}
+                dropped += lost
+    if not profiles:
+        why = "; ".join(f"{count:,} points were dropped ({reason})" for reason, count in dropped.items())
+        raise InputError(f"{path} has no point of a collective{why and '; ' + why}")
+    return profiles, dropped
+
+
+def _of_several_clusters(path: Path) -> pd.DataFrame | None:
+    """Alpa's Parquet, where its points name several clusters: those of one place and size are no repeats."""
+    if path.suffix != ".parquet" or "cluster" not in columns_of(path):
+        return None
+    frame = pd.read_parquet(path)
+    return frame if frame["cluster"].nunique(dropna=False) > 1 else None
+
+
+def _read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
     frames: dict[tuple[str, str], list[tuple[Collective, str, float, float]]] = {}
     dropped: Counter[str] = Counter()
     importer = Vidur() if path.suffix == ".parquet" and holds_collectives(columns_of(path)) else Alpa()
@@ -113,19 +140,7 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
         if len(points):
             profiles[f"{name} on {device}" if several else name] = Profile(name, points, mesh_P, meshes)
     dropped = Counter({reason: count for reason, count in dropped.items() if count})
-    if not profiles:
-        why = "; ".join(f"{count:,} points were dropped ({reason})" for reason, count in dropped.items())
-        raise InputError(f"{path} has no point of a collective{why and '; ' + why}")
     return profiles, dropped
-
-
-def _check_one_cluster(path: Path) -> None:
-    """Alpa's Parquet names the cluster of a point; points of two at one place would be taken for repeats."""
-    if path.suffix == ".parquet" and "cluster" in columns_of(path):
-        pieces = parquet_frames(path, ["cluster"])
-        names = sorted({str(name) for _, frame in pieces for name in frame["cluster"].dropna().unique()})
-        if len(names) > 1:
-            raise InputError(f"{path} has points of the clusters {', '.join(names)}; wanted those of one")
 
 
 # One size left out
