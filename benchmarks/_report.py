@@ -105,14 +105,13 @@ def refuse_unwritable(json_path: Path) -> None:
     Raises:
         InputError: nothing can be written there.
     """
-    if json_path.is_dir():
-        raise InputError(f"--json {json_path} is a folder; wanted a file, such as {json_path / 'result.json'}")
+    from dejavu.planning import check_target  # a second, which benchmarks without --json need not wait for
+
     try:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--json {json_path}: no folder {json_path.parent} can be made: {error.strerror}") from error
-    if not os.access(json_path if json_path.exists() else json_path.parent, os.W_OK):
-        raise InputError(f"--json {json_path}: no permission to write there")
+    check_target(json_path)
 
 
 def write(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path) -> None:
