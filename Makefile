@@ -75,7 +75,7 @@ paper: $(VENV)/.ready
 	$(BENCH).paper --folder $(PAPER) --json $(PAPER)/paper.json
 
 slow: $(VENV)/.ready
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow $(WHOLE)
 
 # Half an hour of whole runs with random faults in them; what is left or lost after one is told, and is exit 1.
 chaos: $(VENV)/.ready

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -109,6 +110,22 @@ def draws(few: Iterable[int], others: Iterable[int], name: str = "seeds") -> pyt
     """A campaign of random problems: a few in every run of the tests, the others in `make slow`."""
     values = [tuple(few), pytest.param(tuple(others), marks=pytest.mark.slow)]
     return pytest.mark.parametrize(name, values, ids=["few", "others"])
+
+
+def some(values: Iterable[Any], often: Iterable[Any]) -> list[Any]:
+    """Values of a parameter: some in every run of the tests, the others in `make slow`."""
+    kept = list(often)
+    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in values]
+
+
+def asked(session: pytest.Session, *names: str) -> set[Any]:
+    """The values of these parameters that a test of this run has."""
+    cases = [
+        item.callspec.params
+        for item in session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    return {params[name] for params in cases for name in names if name in params}
 
 
 def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) -> Binding:

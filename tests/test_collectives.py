@@ -417,6 +417,7 @@ def test_no_coefficient_is_negative_and_bytes_cost_about_what_links_carry() -> N
 # The benchmark
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PROFILE.exists(), reason="the shared data are not here")
 def test_left_out_sizes_and_meshes_are_predicted_better_than_by_the_baselines() -> None:
     from benchmarks.cost.collectives import run

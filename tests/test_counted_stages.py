@@ -30,6 +30,7 @@ from dejavu.search.coarse.relaxed import Kept, Relaxed
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exhaustive import all_plans
+from tests.conftest import draws
 from tests.test_search import answer, small
 
 SEARCHED = [name for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 1]
@@ -50,11 +51,12 @@ def parts(problem: Problem, plan: Plan) -> tuple[float, float]:
     return sum_seconds, cost.step_seconds - sum_seconds
 
 
+@draws(range(10), range(10, 30))
 @pytest.mark.parametrize("schedule", SEARCHED)
-def test_no_bound_is_above_the_best_of_all_plans(schedule: str) -> None:
+def test_no_bound_is_above_the_best_of_all_plans(schedule: str, seeds: tuple[int, ...]) -> None:
     """Every plan is tried: memory that binds, numbers of stages that bind, devices that must be used."""
     looked = 0
-    for seed in range(30):
+    for seed in seeds:
         problem = replace(small(seed), schedule=schedule)
         problem = replace(problem, max_stages=1 + seed % 3 if seed % 2 else problem.max_stages)
         result = answer(Exhaustive(), problem)
@@ -65,16 +67,17 @@ def test_no_bound_is_above_the_best_of_all_plans(schedule: str) -> None:
             bound = WindowedBound(problem, best, num_ranges=1 + 2 * (seed % 2)).prove(1e-3)
             assert bound <= result.step_seconds * (1 + 1e-9), (seed, above)
         looked += 1
-    assert looked > 4
+    assert looked > len(seeds) / 7
 
 
+@draws(range(2), range(2, 5))
 @pytest.mark.parametrize("schedule", SEARCHED)
 @pytest.mark.parametrize("use_all", [False, True])
-def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -> None:
+def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool, seeds: tuple[int, ...]) -> None:
     """Σ, states and configurations under any limit and cutoff that the best plan keeps to; with a last level that is
     open, too, and as left under a higher limit."""
     looked = 0
-    for seed in range(5):
+    for seed in seeds:
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14, schedule=schedule)
         problem = replace(problem, use_all_devices=use_all)
         result = answer(Exact(), problem)
@@ -183,11 +186,12 @@ def test_of_several_blocks_of_cuts_both_directions_say_the_same(num_levels: int)
     assert looked > 1
 
 
+@draws(range(1, 3), (0, 3))
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_what_earlier_evaluations_left_behind_is_never_read(schedule: str) -> None:
+def test_what_earlier_evaluations_left_behind_is_never_read(schedule: str, seeds: tuple[int, ...]) -> None:
     """Whatever the table held before, far from all states too: the same bounds, states and plans."""
     looked = 0
-    for seed in range(4):
+    for seed in seeds:
         problem = replace(operators(seed, num_operators=150, num_devices=16, num_types=2), schedule=schedule)
         result = answer(Coarse(num_clusters=40), problem)
         if result is None:
@@ -211,7 +215,7 @@ def test_what_earlier_evaluations_left_behind_is_never_read(schedule: str) -> No
             assert (other[2].alive_NL1 == found[0][2].alive_NL1).all()
             assert (other[2].used_NC == found[0][2].used_NC).all()
             assert other[3:] == found[0][3:]
-    assert looked > 4
+    assert looked > len(seeds)
 
 
 def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:
@@ -233,17 +237,17 @@ def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:
     assert min(gained) >= 1.0
 
 
-def test_two_hundred_and_fifty_seven_layers_and_more() -> None:
+@draws([257], [258, 530], "layers")
+def test_two_hundred_and_fifty_seven_layers_and_more(layers: tuple[int, ...]) -> None:
     """Where the search over clusters begins: its bound and the exact search's plan, and few cuts beside all."""
-    for seed, num_layers in ((0, 257), (2, 257), (5, 530)):
-        problem = operators(seed, num_operators=num_layers, num_devices=12, num_types=2)
+    for num_layers in layers:
+        problem = operators(num_layers, num_operators=num_layers, num_devices=12, num_types=2)
         result = answer(Coarse(num_clusters=48), problem)
-        if result is None:
-            continue
+        assert result is not None
         exact = answer(Exact(relative_gap=0.01, incumbent=result.plan), problem)
         assert exact is not None
-        assert result.lower_bound_seconds <= exact.step_seconds * (1 + 1e-9), seed
-        assert exact.lower_bound_seconds <= result.step_seconds * (1 + 1e-9), seed
+        assert result.lower_bound_seconds <= exact.step_seconds * (1 + 1e-9), num_layers
+        assert exact.lower_bound_seconds <= result.step_seconds * (1 + 1e-9), num_layers
 
 
 def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
@@ -267,16 +271,17 @@ def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
     assert found > 2
 
 
+@draws(range(6), range(6, 24))
 @pytest.mark.parametrize("schedule", SEARCHED)
 @pytest.mark.parametrize("use_all", [False, True])
-def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None:
+def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool, seeds: tuple[int, ...]) -> None:
     """Every plan is tried, under limits that some keep to: no bound is above the best one, of narrow beams neither.
 
     A beam with room for all has the best plan, or knows that none is below the cutoff, where the relaxed problem's
     plans are plans of the problem.
     """
     exact = looked = 0
-    for seed in range(24):
+    for seed in seeds:
         problem = replace(small(seed), schedule=schedule, use_all_devices=use_all)
         every = [parts(problem, plan) for plan in all_plans(problem) if is_valid(problem, plan)]
         result = answer(Exhaustive(), problem)
@@ -297,15 +302,16 @@ def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None
                     assert bound <= parts(problem, plan)[0] * (1 + 1e-7)
                 looked += 1
                 exact += width == 4096 and bound >= min(1.0, times) * least * (1 - 1e-7)
-    assert looked > 60
+    assert looked > 2.5 * len(seeds)
     assert exact > looked / 5
 
 
+@draws(range(12), range(12, 40))
 @pytest.mark.parametrize("use_all", [False, True])
-def test_plans_that_are_met_hold_no_more_than_fits(use_all: bool) -> None:
+def test_plans_that_are_met_hold_no_more_than_fits(use_all: bool, seeds: tuple[int, ...]) -> None:
     """With fewer levels than plans have stages the last level stands for more, which hold more than it says."""
     met = too_full = 0
-    for seed in range(40):
+    for seed in seeds:
         problem = replace(heterogeneous(seed, num_types=2, num_devices=9, num_layers=12), use_all_devices=use_all)
         result = answer(Exact(), problem)
         if result is None:
@@ -320,14 +326,15 @@ def test_plans_that_are_met_hold_no_more_than_fits(use_all: bool) -> None:
                 if plan is not None:
                     assert proves or is_valid(problem, plan)
                     met, too_full = met + (not proves), too_full + (proves and not is_valid(problem, plan))
-    assert met > 20
+    assert met > len(seeds) / 2
     assert too_full > 0, "no problem here is one where this matters"
 
 
-def test_plans_are_put_together_of_those_that_prices_brought_forth() -> None:
+@draws(range(8), range(8, 30))
+def test_plans_are_put_together_of_those_that_prices_brought_forth(seeds: tuple[int, ...]) -> None:
     """Each of them that devices suffice for, or a better one; and others, where none of them is such a plan."""
     none_fits = better = 0
-    for seed in range(30):
+    for seed in seeds:
         problem = operators(seed, num_operators=60, num_devices=16, num_types=2)
         result = answer(Exact(relative_gap=0.05), problem)
         if result is None:
@@ -349,13 +356,14 @@ def test_plans_are_put_together_of_those_that_prices_brought_forth() -> None:
                     assert plan is not None and parts(problem, plan)[0] <= min(fitting) * (1 + 1e-7)
                 better += plan is not None and parts(problem, plan)[0] < min(fitting, default=np.inf) * (1 - 1e-7)
                 none_fits += plan is not None and not fitting
-    assert none_fits > 5 and better > 10, (none_fits, better)
+    assert none_fits > len(seeds) / 6 and better > len(seeds) / 3, (none_fits, better)
 
 
-def test_a_beam_proves_what_no_prices_can(monkeypatch: pytest.MonkeyPatch) -> None:
+@draws((5, 6), (*range(5), *range(7, 12)))
+def test_a_beam_proves_what_no_prices_can(seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of mixed devices of which plans use few whole ones: as much at least, more of some, and never too much."""
     gained = []
-    for seed in range(12):
+    for seed in seeds:
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14)
         result = answer(Exact(), problem)
         if result is None:
@@ -367,7 +375,7 @@ def test_a_beam_proves_what_no_prices_can(monkeypatch: pytest.MonkeyPatch) -> No
             assert found[-1] <= result.step_seconds * (1 + 1e-9), seed
             monkeypatch.undo()
         gained.append(found[1] / found[0])
-    assert len(gained) > 4
+    assert len(gained) > len(seeds) / 3
     assert min(gained) > 1 - 1e-3
     assert max(gained) > 1.005
 

@@ -148,6 +148,7 @@ def test_shards_of_replicas_judge_alike(losses: Losses) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_faulty_replica_is_outvoted_and_named_also_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.feasible.fit import fit
 from dejavu.search.shared.stage_table import StageTable
+from tests.conftest import draws
 from tests.test_search import answer, random_problem, small
 
 BY_PRICES = Exact(max_table_steps=0)
@@ -217,11 +218,14 @@ def test_coarse_finds_a_plan_near_the_exact_one_and_never_proves_too_much() -> N
     assert result.lower_bound_seconds >= 0.7 * exact.step_seconds
 
 
+@draws((0,), (1, 2))
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 5])
-def test_coarse_finds_plans_of_more_stages_than_there_are_levels(schedule: str, num_microbatches: int) -> None:
+def test_coarse_finds_plans_of_more_stages_than_there_are_levels(
+    schedule: str, num_microbatches: int, seeds: tuple[int, ...]
+) -> None:
     """Where all stages hold the same from the last one on, or from one before, levels end there; plans do not."""
-    for seed in range(3):
+    for seed in seeds:
         problem = operators(seed, num_operators=120, num_devices=16, num_types=4, schedule=schedule)
         problem = replace(problem, num_microbatches=num_microbatches)
         exact = solved(Exact(relative_gap=0.002).run(problem))
@@ -245,11 +249,12 @@ def test_coarse_finds_its_way_from_plans_that_are_many_times_too_slow(monkeypatc
         assert from_slow.step_seconds < 1.1 * found.step_seconds, seed
 
 
+@draws((1, 2), (0, 3))
 @pytest.mark.parametrize("use_all", [False, True])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_prices_settle_whether_any_plan_fits(schedule: str, use_all: bool) -> None:
+def test_prices_settle_whether_any_plan_fits(schedule: str, use_all: bool, seeds: tuple[int, ...]) -> None:
     settled = {True: 0, False: 0}
-    for seed, share in product(range(4), (0.2, 0.3, 0.5)):
+    for seed, share in product(seeds, (0.2, 0.3, 0.5)):
         problem = operators(seed, num_operators=60, num_devices=12, num_types=2 + seed % 3, schedule=schedule)
         costs = replace(problem.costs, capacity_bytes_C=share * problem.costs.capacity_bytes_C)
         tight = replace(problem, costs=costs, use_all_devices=use_all)
@@ -257,12 +262,14 @@ def test_prices_settle_whether_any_plan_fits(schedule: str, use_all: bool) -> No
         assert fits.is_settled
         assert by_prices is (fits.plan is not None), (seed, share)
         settled[by_prices] += 1
-    assert min(settled.values()) > 2
+    assert min(settled.values()) >= len(seeds) / 2
 
 
-def test_where_quick_searches_meet_no_plan_one_is_met_at_prices_or_there_is_none() -> None:
+@draws([120], [160], "microbatches")
+def test_where_quick_searches_meet_no_plan_one_is_met_at_prices_or_there_is_none(microbatches: tuple[int, ...]) -> None:
     """Memory is tight, so types have to take turns; there are too many vectors of them for `feasible`."""
-    for num_microbatches, ends_as in ((120, SearchResult), (160, Infeasible)):
+    for num_microbatches in microbatches:
+        ends_as = {120: SearchResult, 160: Infeasible}[num_microbatches]
         problem = operators(1, num_operators=1000, num_devices=64, num_types=4, schedule="gpipe")
         problem = replace(problem, num_microbatches=num_microbatches)
         assert isinstance(PipeDream().run(problem), NotFound)

@@ -33,6 +33,7 @@ from dejavu.cost.sources.predicted import Predicted, layer_kernels, summed
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
+from dejavu.planning.planner import PlanOptions
 from dejavu.planning.sentences import reason, what_hosts_are_assumed
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, default_schedules
@@ -209,7 +210,8 @@ def test_a_plan_says_what_hosts_launch_that_were_not_measured(schedule: str, tmp
 def test_small_models_wait_for_hosts_wherever_they_are_planned() -> None:
     """A small model's step is launching, and the sentence says whose; a large model's is not, and nothing is said."""
     cluster = "examples/clusters/8x8-h200.yaml"
-    small = dejavu.plan("llama", cluster, searches=("uniform",), microbatches=(1,))
+    asked: PlanOptions = {"searches": ("uniform",), "microbatches": (1,), "budget_seconds": 0.5}
+    small = dejavu.plan("llama", cluster, **asked)
     assert small.assumed_host is not None
     assert small.step_seconds >= small.assumed_host.launching_seconds > small.step_seconds / 2
     assert small.range_seconds.low < small.step_seconds < small.range_seconds.high
@@ -218,4 +220,6 @@ def test_small_models_wait_for_hosts_wherever_they_are_planned() -> None:
         model="llama", model_options={"num_blocks": 4, "width": 8192, "num_heads": 64}, data="synthetic",
         synthetic={"num_classes": 32000}, sequence_length=4096, batch_size=64, num_microbatches=1, dtype="bfloat16",
     )  # fmt: skip
-    assert dejavu.plan(large, cluster, searches=("uniform",), microbatches=(1,)).assumed_host is None
+    assert (
+        dejavu.plan(large, cluster, searches=("uniform",), microbatches=(1,), budget_seconds=0.5).assumed_host is None
+    )

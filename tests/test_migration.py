@@ -131,6 +131,7 @@ def test_a_lost_host_without_a_replica_lives_on_in_its_neighbour_s_memory(tmp_pa
     assert largest_difference(WORKLOAD, result.losses) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_host_that_comes_is_taken_in(tmp_path: Path) -> None:
     """It is there from the beginning, but the plan was made without it."""
     warm = WarmHosts(tmp_path)

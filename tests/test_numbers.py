@@ -21,9 +21,10 @@ from tests.test_search import answer, every_search, random_problem, small
 BY_PRICES = Exact(max_table_steps=0)
 
 
+@draws(range(1), range(1, 3))
 @pytest.mark.parametrize("search", [Exact(), BY_PRICES], ids=["table", "prices"])
-def test_another_unit_of_time_changes_neither_plan_nor_proof(search: Search) -> None:
-    for seed in range(3):
+def test_another_unit_of_time_changes_neither_plan_nor_proof(search: Search, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
         problem = heterogeneous(seed, num_types=2, num_devices=10, num_layers=12)
         own = solved(search.run(problem))
         assert own.gap == 0.0

@@ -127,7 +127,7 @@ def cluster(folder: Path, host: str = "", memory: str = "4 GiB", nvme: str = "",
 
 
 def request(here: Cluster, folder: Path, kept: Parallelism = KEPT, workload: Workload = LONG) -> PlanRequest:
-    return PlanRequest(workload, here, folder / "db", kept, microbatches=(8,), searches=("auto",), budget_seconds=4.0)
+    return PlanRequest(workload, here, folder / "db", kept, microbatches=(8,), searches=("auto",), budget_seconds=1.0)
 
 
 def stages(

@@ -300,6 +300,7 @@ def test_what_was_planned_is_resumed_as_it_was_asked_for(asked: dict, planned: s
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_plan_and_its_training_agree(tmp_path: Path) -> None:
     """`dejavu run` of one long sequence on two processes trains it in slices, and `dejavu plan` says the same plan."""
     workload = {

@@ -27,6 +27,7 @@ from dejavu.timing.clock import Timed
 from dejavu.timing.events import bubble_fraction, first_replicas, measured_events, waited_messages
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 from dejavu.workload.models import layers_of
+from tests.conftest import asked
 from tests.test_models import ZOO
 
 pytestmark = pytest.mark.integration
@@ -380,6 +381,22 @@ COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split 
 COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name not in ("1f1b", "zbv")} & CASES.keys()
 COMBINED |= {"optimizer on NVMe, ZeRO 1"}
 COMBINED |= {"weights on host, momentum", "weights on host, 3 runs, recomputed", "weights on host, 2 share a sequence"}
+COMBINED |= {
+    "3 runs of zbv, 2 replicas",
+    "llama, split backward, 2 shards",
+    "by sequence, split backward, to unsplit shards",
+}
+COMBINED |= {"optimizer on host, split backward, 3 replicas", "optimizer on NVMe, master weights, 2 shards"}
+COMBINED |= {"weights on host, masters, split backward, 2 replicas", "weights on host, shared, split backward"}
+COMBINED |= {"weights on host, masters", "weights on host, 3 replicas to recomputed with all else there"}
+COMBINED |= {"by sequence, 2 shards to 2, tied", "experts by sequence, 2 shards, clipped", "by expert and sequence"}
+COMBINED |= {"llama, 2 share a sequence, of 2 shards by sequence", "2 replicas of 2 shards, ZeRO 1"}
+COMBINED |= {
+    "by expert, one whole expert a device, ZeRO 3",
+    "dropout, cut there, recomputed",
+    "master weights, 2 shards",
+}
+COMBINED |= {"experts of a capacity in 2 shards", "master weights on host, 2 shards", "zbv, ZeRO 1"}
 assert not COMBINED - CASES.keys()
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COMBINED else []) for name in CASES]
@@ -393,17 +410,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is
     told to use one way for all (`MKL_CBWR`): cases are compared bit by bit.
     """
-    asked = {
-        item.callspec.params.get(which)
-        for item in request.session.items
-        if hasattr(item, "callspec")
-        for which in ("name", "on_host", "on_devices")
-    }
-    disks = tmp_path_factory.mktemp("disks")
+    named, disks = asked(request.session, "name", "on_host", "on_devices"), tmp_path_factory.mktemp("disks")
     jobs = {
         case: job_of(w, by_hand(name, bounds, ranks, 4, disk_folder=str(disks)), STEPS)
         for case, (w, name, bounds, ranks) in CASES.items()
-        if case in (asked & CASES.keys() or CASES.keys() - COMBINED)
+        if case in (named & CASES.keys() or CASES.keys() - COMBINED)
     }
     order = sorted(jobs, key=lambda case: -len(jobs[case].binding.placements))
     most = len(jobs[order[0]].binding.placements)

@@ -22,6 +22,7 @@ from dejavu.profiling.measuring import least_samples, measured_here
 from dejavu.profiling.profiler import Profiler
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
+from tests.conftest import draws
 
 pytestmark = pytest.mark.integration
 
@@ -138,9 +139,10 @@ def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster
     assert (second.num_new, second.num_known) == (0, first.num_new)
 
 
-def test_collectives_are_measured_over_any_ranks() -> None:
-    # Of three ranks on two cores one always waits for a core, and each size takes as long as a size may.
-    for num_ranks, sizes in ((2, (4096, 65536)), (3, (65536,))):
+@draws([2], [3], "counts")  # of three ranks on two cores one always waits, and each size takes as long as a size may
+def test_collectives_are_measured_over_any_ranks(counts: tuple[int, ...]) -> None:
+    for num_ranks in counts:
+        sizes = (4096, 65536) if num_ranks == 2 else (65536,)
         names = [name for name in COLLECTIVES if name != "send_recv" or num_ranks == 2]
         rows = list(measure_collectives(names, num_ranks, "core", sizes_bytes=sizes))
         assert [row.name for row in rows] == [name for name in names for _ in sizes]

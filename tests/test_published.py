@@ -14,7 +14,7 @@ from benchmarks.published.__main__ import outside_percent, row_of, run
 from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
-from dejavu.planning import Choice, Planner, PlanRequest
+from dejavu.planning import Choice, Planner, PlanRequest, planner
 from dejavu.planning.prices import Prices
 from dejavu.plans import Infeasible
 from dejavu.workload.data import dataset_of
@@ -176,6 +176,7 @@ def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) 
 def test_where_no_plan_is_found_it_is_said_what_the_sources_own_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
     training = next(one for one in TRAININGS if one.name == "GPT 530B, full recomputation")
     monkeypatch.setattr(best_plans, "BUDGET_SECONDS", 1.0)
+    monkeypatch.setattr(planner, "EXPLAIN_SECONDS", 1.0)
     answer = best_plans._planned(training, limited=True)
     assert not isinstance(answer, Choice)
     row = best_plans.without_plan(training, answer)
@@ -196,7 +197,8 @@ def test_where_no_plan_is_found_it_is_said_what_the_sources_own_would_need(monke
 )
 def test_a_reason_is_what_is_predicted_of_the_sources_plan(fits: bool, faster: float, said: str) -> None:
     training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
-    request = PlanRequest(workload_of(training, 1), training.cluster(), searches=("uniform",), schedules=("1f1b",))
+    asked = PlanRequest(workload_of(training, 1), training.cluster(), searches=("uniform",), schedules=("1f1b",))
+    request = replace(asked, budget_seconds=0.5)
     choice = Planner().plan(request, Prices(request))
     other = replace(training, tensor_parallel=2)
     theirs = replace(predict(training)[0], fits=fits, step_seconds=faster * choice.simulated_seconds)

@@ -47,6 +47,7 @@ from dejavu.workload import (
     Workload,
 )
 from dejavu.workload.data.text import _read
+from tests.conftest import some
 from tests.launching import dask_workers
 from tests.waiting import PATIENCE_SECONDS
 
@@ -192,7 +193,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(tmp_path: Path
 
 @pytest.mark.parametrize(
     "modules",
-    [clients.PRELOADED, ("dejavu.runtime.worker",), ("benchmarks.pipeline.ranks",)],
+    some([clients.PRELOADED, ("dejavu.runtime.worker",), ("benchmarks.pipeline.ranks",)], [clients.PRELOADED]),
     ids=["trials", "ranks", "ranks of many plans"],
 )
 def test_what_workers_are_forked_from_has_one_thread(modules: tuple[str, ...]) -> None:
