@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -29,8 +30,9 @@ from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
+from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
-from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
+from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -345,6 +347,35 @@ def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> N
         with pytest.raises(NoPlanError) as refused:
             answer(one_stage, given)
         assert isinstance(refused.value.answer, Infeasible)
+
+
+def only_in_both_directions(capacity: float) -> PricedProblem:
+    """Four stages on four devices fit in 11 bytes if the first and the last share a device, and the inner two.
+
+    The first holds 4 bytes of each microbatch in flight, of which 1F1B has more. The layers' even cut, which is all
+    that is tried of both directions, is another.
+    """
+    forward = np.array([[10.0, 10.0, 10.0, 6.0, 6.0]])
+    held = np.array([[0.0, 0.0, 6.0, 4.0, 1.0]]), np.array([[4.0, 0.0, 0.0, 0.0, 1.0]])
+    zeros, nothing = np.zeros((1, 5)), np.zeros((1, 1))
+    costs = AdditiveCosts(3 * forward, zeros, np.zeros(1), *held, zeros, np.full(1, capacity))
+    problem = Problem(
+        tuple("abcde"), (StageConfiguration("T4"),), {"T4": 4}, costs, np.zeros(6), nothing, nothing, "1f1b", 4
+    )
+    return PricedProblem(problem, forward, 2 * forward)
+
+
+@pytest.mark.parametrize(("capacity", "outcome"), [(11.0, NotFound), (5.0, Infeasible)])
+def test_no_plan_is_proved_only_where_none_of_both_directions_can_fit(
+    folder: Path, capacity: float, outcome: type
+) -> None:
+    given = only_in_both_directions(capacity)
+    ends = itertools.pairwise((0, 2, 3, 4, 5))
+    both_ways = Plan(tuple(Stage(a, b, StageConfiguration("T4")) for a, b in ends), "1f1b", 4, both_ways=True)
+    assert fits(given, both_ways, simulate_plan(given, both_ways)) == (outcome is NotFound)
+    with pytest.raises(NoPlanError) as refused:
+        answer(as_request(folder, given, schedules=("1f1b", "chimera")), given)
+    assert isinstance(refused.value.answer, outcome)
 
 
 @draws(range(5000, 5001), range(5001, 5060))
