@@ -21,6 +21,7 @@ from rich.console import Console
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bytes
@@ -296,6 +297,12 @@ def test_too_little_memory_is_proved_and_said_with_what_would_do(folder: Path) -
     with pytest.raises(NoPlanError, match=r"in 2 microbatches: no plan fits.*bytes") as refused:
         Planner().plan(asked)
     assert isinstance(refused.value.answer, Infeasible)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0])
+def test_a_budget_that_is_none_is_refused(folder: Path, seconds: float) -> None:
+    with pytest.raises(InputError, match=f"budget_seconds is {seconds}; wanted a number from 0 on"):
+        replace(request(folder), budget_seconds=seconds)
 
 
 class Given(Prices):
