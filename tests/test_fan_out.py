@@ -14,6 +14,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.plans import Infeasible, NotFound, Obstacle, Problem, SearchResult, check, solved
 from dejavu.search import MCMC, Exact, Exhaustive, Uniform
 from dejavu.search.fan_out import ranges, restarts, variants
+from dejavu.testing.searches import small_problem
 from dejavu.trials import local_client
 
 QUICK = MCMC(num_steps=2000)  # ends by steps, not by the clock, so that it repeats
@@ -54,6 +55,23 @@ def test_parts_of_an_exact_search_prove_what_the_whole_does(max_table_steps: flo
             assert together.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
             assert together.lower_bound_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
             check(problem, together.plan)
+
+
+@pytest.mark.parametrize("max_table_steps", [np.inf, 0.0], ids=["table", "prices"])
+def test_any_gap_allowed_and_parts_have_a_plan_where_there_is_one(max_table_steps: float) -> None:
+    search, found = Exact(max_table_steps=max_table_steps), 0
+    for seed in range(24, 40):
+        problem = small_problem(seed)
+        best = Exhaustive().run(problem)
+        parts = ranges(search, problem, 3, budget_seconds=60.0)
+        for gap in (1.0, 2.0):
+            assert type(replace(search, relative_gap=gap).run(problem)) is type(best), (seed, gap)
+        assert type(parts) is type(best), seed
+        if isinstance(parts, SearchResult) and isinstance(best, SearchResult):
+            found += 1
+            assert parts.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
+            assert parts.lower_bound_seconds == parts.step_seconds
+    assert found > 3
 
 
 def test_parts_say_when_nothing_fits() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous
 from benchmarks.search.growth import table
 from dejavu.plans import NotFound, Obstacle, SearchResult, solved
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search import Exact, Exhaustive, IntegerProgram, PipeDream
 from dejavu.testing.searches import answer, random_problem
 
@@ -24,6 +26,24 @@ def test_it_is_as_good_as_trying_every_plan(seed: int) -> None:
     if isinstance(wanted, SearchResult) and isinstance(found, SearchResult):
         assert found.step_seconds == pytest.approx(wanted.step_seconds, rel=1e-12)
         assert (1 - CLOSE) * wanted.step_seconds <= found.lower_bound_seconds <= wanted.step_seconds
+
+
+def test_times_of_eighteen_magnitudes_are_no_matter() -> None:
+    proved = 0
+    for seed in range(60):
+        rng, problem = np.random.default_rng(seed), random_problem(seed, max_layers=6, max_devices=4)
+        assert isinstance(problem.costs, AdditiveCosts)
+        shape = problem.costs.seconds_CL.shape
+        seconds_CL, once_CL = 10.0 ** rng.uniform(-12, 6, (2, *shape))
+        costs = replace(problem.costs, seconds_CL=seconds_CL, per_step_seconds_CL=once_CL * (seed % 2))
+        wide = replace(problem, costs=costs, num_microbatches=int(rng.choice([1, 8, 100_000])))
+        wanted, found = Exhaustive().run(wide), IntegerProgram().run(wide)
+        assert type(found) is type(wanted), seed
+        if isinstance(wanted, SearchResult) and isinstance(found, SearchResult):
+            proved += 1
+            assert found.lower_bound_seconds <= wanted.step_seconds <= found.step_seconds * (1 + 1e-12), seed
+            assert found.step_seconds <= wanted.step_seconds * (1 + CLOSE), seed
+    assert proved > 20
 
 
 @pytest.mark.parametrize(("seed", "layers", "devices"), [(0, 6, 6), (1, 8, 4), (2, 5, 8), (3, 10, 4)])

@@ -22,6 +22,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict, print_choice, reason
 from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import what_was_gained
+from dejavu.planning.ways import slices
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem, SlicePrices
 from dejavu.plans.schedule import OF_FEW, SCHEDULES, torch_actions
@@ -204,6 +205,16 @@ def test_one_long_sequence_goes_in_slices(sliced: Choice, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert f"{plan.num_slices} slices" in said and "without a proof" in said and "Proved: no plan under" in said
     assert f"{plan.num_slices} slices" in reason(sliced)
+
+
+def test_of_ways_that_promise_the_same_each_is_tried(sliced: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as with and without recomputation, where nothing is computed again."""
+    alike = [slices._Sketch(1e-9, 1, 2, replace(ONE, recompute=recompute)) for recompute in (True, False)]
+    tried = []
+    monkeypatch.setattr(slices, "_sketches", lambda *_: iter(alike))
+    monkeypatch.setattr(slices, "_planned", lambda sketch, *_: tried.append(sketch))
+    assert slices.plans_in_slices(sliced.request, sliced.prices, sliced.simulator) == []
+    assert tried == alike
 
 
 def test_the_chosen_is_no_dearer_than_anything_compared(sliced: Choice, folder: Path) -> None:

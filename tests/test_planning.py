@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rich.console import Console
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bytes
@@ -29,8 +31,9 @@ from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
+from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
-from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
+from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -297,6 +300,12 @@ def test_too_little_memory_is_proved_and_said_with_what_would_do(folder: Path) -
     assert isinstance(refused.value.answer, Infeasible)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0])
+def test_a_budget_that_is_none_is_refused(folder: Path, seconds: float) -> None:
+    with pytest.raises(InputError, match=f"budget_seconds is {seconds}; wanted a number from 0 on"):
+        replace(request(folder), budget_seconds=seconds)
+
+
 class Given(Prices):
     """A problem that is priced already."""
 
@@ -346,6 +355,35 @@ def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> N
         with pytest.raises(NoPlanError) as refused:
             answer(one_stage, given)
         assert isinstance(refused.value.answer, Infeasible)
+
+
+def only_in_both_directions(capacity: float) -> PricedProblem:
+    """Four stages on four devices fit in 11 bytes if the first and the last share a device, and the inner two.
+
+    The first holds 4 bytes of each microbatch in flight, of which 1F1B has more. The layers' even cut, which is all
+    that is tried of both directions, is another.
+    """
+    forward = np.array([[10.0, 10.0, 10.0, 6.0, 6.0]])
+    held = np.array([[0.0, 0.0, 6.0, 4.0, 1.0]]), np.array([[4.0, 0.0, 0.0, 0.0, 1.0]])
+    zeros, nothing = np.zeros((1, 5)), np.zeros((1, 1))
+    costs = AdditiveCosts(3 * forward, zeros, np.zeros(1), *held, zeros, np.full(1, capacity))
+    problem = Problem(
+        tuple("abcde"), (StageConfiguration("T4"),), {"T4": 4}, costs, np.zeros(6), nothing, nothing, "1f1b", 4
+    )
+    return PricedProblem(problem, forward, 2 * forward)
+
+
+@pytest.mark.parametrize(("capacity", "outcome"), [(11.0, NotFound), (5.0, Infeasible)])
+def test_no_plan_is_proved_only_where_none_of_both_directions_can_fit(
+    folder: Path, capacity: float, outcome: type
+) -> None:
+    given = only_in_both_directions(capacity)
+    ends = itertools.pairwise((0, 2, 3, 4, 5))
+    both_ways = Plan(tuple(Stage(a, b, StageConfiguration("T4")) for a, b in ends), "1f1b", 4, both_ways=True)
+    assert fits(given, both_ways, simulate_plan(given, both_ways)) == (outcome is NotFound)
+    with pytest.raises(NoPlanError) as refused:
+        answer(as_request(folder, given, schedules=("1f1b", "chimera")), given)
+    assert isinstance(refused.value.answer, outcome)
 
 
 TIGHT = [(0.5, tuple(SCHEDULES)), (0.25, tuple(SCHEDULES)), (0.3, ("zbv", "1f1b"))]

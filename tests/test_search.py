@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.search.generated import heterogeneous
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.importers.alpa.cases import load_case
@@ -26,7 +27,7 @@ from dejavu.plans import (
     solved,
     step_seconds,
 )
-from dejavu.plans.stage_costs import DenseCosts, PlanError
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
 from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
@@ -256,8 +257,10 @@ BASELINES = {"uniform": Uniform(), "proportional": Proportional(), "balanced": B
 def test_baselines_are_the_best_of_their_kind_on_any_subset(name: str) -> None:
     """Every plan of the kind is priced here one by one, fitting or not; the baseline's is the cheapest that fits."""
     compared = 0
-    for seed in range(120):
-        problem = random_problem(seed, max_layers=8)
+    mixed = {seed: heterogeneous(seed, num_types=2, num_devices=4, num_layers=6) for seed in range(36, 48)}
+    drawn = {seed: random_problem(seed, max_layers=8) for seed in range(120)}
+    uneven = [with_free_and_impossible_layers(problem, seed) for seed, problem in (drawn | mixed).items()]
+    for problem in [*drawn.values(), *uneven]:
         fitting = []
         for plan in plans_of_kind(name, problem):
             with suppress(PlanError, DoesNotFitError):
@@ -268,6 +271,18 @@ def test_baselines_are_the_best_of_their_kind_on_any_subset(name: str) -> None:
             assert found.step_seconds == pytest.approx(min(fitting), rel=1e-9)
             compared += 1
     assert compared > 40
+
+
+def with_free_and_impossible_layers(problem: Problem, seed: int) -> Problem:
+    """The same where some configurations take no time, and the first layers can end no step under some others."""
+    rng, costs = np.random.default_rng(seed), problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    C, L = costs.seconds_CL.shape
+    free_C1, late_C1 = rng.random((2, C, 1)) < 0.3
+    impossible_CL = late_C1 & ~free_C1 & (np.arange(L) < rng.integers(L))
+    seconds_CL = np.where(free_C1, 0.0, costs.seconds_CL)
+    once_CL = np.where(impossible_CL, np.inf, costs.per_step_seconds_CL)
+    return replace(problem, costs=replace(costs, seconds_CL=seconds_CL, per_step_seconds_CL=once_CL))
 
 
 def plans_of_kind(name: str, problem: Problem) -> list[Plan]:

@@ -19,8 +19,10 @@ from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.what_if import (
     Answered,
     Case,
+    Cheapest,
     Goal,
     NodeFile,
+    Trained,
     answer,
     changed,
     cheapest,
@@ -220,7 +222,15 @@ def test_what_is_proved_late_is_late(tmp_path: Path) -> None:
     request, plan, _ = planned(tmp_path, file)
     late = cheapest(Goal(1e12, 60.0), [file], request, plan)
     assert all(row.is_proved_late and not row.is_in_time for row in late.rows)
-    assert "of all of these it is proved" in what_is_cheapest(late)
+    said = "of all of these it is proved that no plan, of one device for each stage, is simulated in time"
+    assert said in what_is_cheapest(late)
+    free = replace(request, schedules=(), workload=GPT.model_copy(update={"schedule": "auto"}))
+    late = cheapest(Goal(1e12, 60.0), [file], free, plan, nodes=(1, 1))
+    assert all(row.is_proved_late for row in late.rows)
+    said = said.replace("no plan", "no plan of whole sequences through one copy of the model")
+    assert said in what_is_cheapest(late)
+    nothing = Trained(Answered(Case("none", request), None, "no plan"), Goal(1.0, math.inf), 1)
+    assert not nothing.is_in_time and Cheapest(nothing.goal, (nothing,), "USD").best is None
     in_time = cheapest(Goal(1.0, math.inf), [file], request, plan)
     assert all(row.is_in_time and not row.is_proved_late for row in in_time.rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -28,6 +28,7 @@ from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Pl
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import CHIMERA
 from dejavu.plans.stage_costs import PlanError
+from dejavu.search.feasible.fit import is_feasible
 from dejavu.simulation.bound import CLOSE, SimulatedBound
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
@@ -317,7 +318,7 @@ class _Planning:
         said = next((str(row.answer) for row in reversed(own) if not isinstance(row.answer, SearchResult)), "")
         reason = said or "the plans that were found do not fit their memory"
         if proved:
-            reason = f"with one stage on each rank {reason}; with two a plan may fit, and none was found"
+            reason = f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
         found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
         return (
             found,
@@ -331,7 +332,20 @@ class _Planning:
     def _is_empty(self, priced: PricedProblem) -> bool:
         """Return whether it is proved that no plan fits under any allowed schedule."""
         place = next(place for place, one in enumerate(self.problems) if one is priced)
-        return place in self.looked and has_no_plan(priced, self.looked[place])
+        return place in self.looked and has_no_plan(priced, self.looked[place]) and self._fits_no_way(priced)
+
+    def _fits_no_way(self, priced: PricedProblem) -> bool:
+        """Return whether it is proved that no plan of both directions or of slices fits, if such plans may be used.
+
+        Of both directions a rank holds a stage of each copy, with a microbatch of each at least: each stage fits by
+        itself with one. So does one of slices, of which there may be more stages than microbatches.
+        """
+        request, problem = self.request, priced.problem
+        if CHIMERA not in request.allowed_schedules and not request.may_slice:
+            return True
+        most = None if request.may_slice else problem.max_stages
+        alone = replace(problem, num_microbatches=1, num_slices=1, max_stages=most)
+        return is_feasible(alone, EXPLAIN_SECONDS) is False
 
     def _meet(self, bounds: RequestBounds) -> None:
         """Look for a plan under every allowed schedule with the bound's search, where no other search found one.

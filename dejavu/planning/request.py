@@ -35,8 +35,9 @@ class PlanRequest:
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
 
     Raises:
-        InputError: an unknown search or schedule, one that compiled layers or slices cannot run, a model that is not
-            trained in slices, or the batch does not divide into the microbatches.
+        InputError: a budget that is no number from 0 on, an unknown search or schedule, one that compiled layers or
+            slices cannot run, a model that is not trained in slices, or the batch does not divide into the
+            microbatches.
     """
 
     workload: Workload
@@ -50,6 +51,8 @@ class PlanRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.budget_seconds >= 0:  # a NaN is not: no search would ever be late
+            raise InputError(f"budget_seconds is {self.budget_seconds}; wanted a number from 0 on")
         for name in self.searches:
             named(SEARCHES, name)
         for name in self.schedules:

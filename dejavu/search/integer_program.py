@@ -10,7 +10,7 @@ choose from, Y = transfers to choose from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,8 +24,13 @@ from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.shared.options import check_number_of_options, link_classes, most_stages, needs_of, usable
 
 Ints = NDArray[np.int64]
+_OF_STAGES = ("start_X", "stop_X", "configuration_X", "after_X", "seconds_X", "busy_X")
+_OF_TRANSFERS = ("cut_Y", "from_Y", "to_Y", "after_Y", "seconds_Y")
 TOLERANCE = 1e-6  # HiGHS's own: of a constraint, of a whole number and of the objective
 _INFEASIBLE = 2  # of scipy's statuses
+# A whole number may be off by a millionth in HiGHS: beside a stage of this many units one of a unit counts for nothing.
+# Of 1e15 and more it takes no number at all, and says that there is no plan.
+_MOST_UNITS = 1e6
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,17 @@ class IntegerProgram(Search):
         program = _Program.of(problem, self.max_variables)
         if not len(program.start_X):
             return self._none(best, "no stage fits its devices")
-        found = program.solved(best.remaining_seconds)
-        bound = 0.0 if found.mip_dual_bound is None else max(0.0, found.mip_dual_bound * (1 - TOLERANCE) - TOLERANCE)
+        unit = program.unit_seconds
+        found = program.solved(best.remaining_seconds, unit)
+        while found.x is not None and unit > 1.0:
+            # No better plan has a stage that alone takes longer than a plan: without those units are smaller.
+            fewer = program.within(best.offer(program.plan(found.x)))
+            if len(fewer.start_X) == len(program.start_X) or best.remaining_seconds < 0:
+                break
+            program, unit = fewer, fewer.unit_seconds
+            found = program.solved(best.remaining_seconds, unit)
+        proved = 0.0 if found.mip_dual_bound is None else found.mip_dual_bound
+        bound = max(0.0, proved * (1 - TOLERANCE) - TOLERANCE) * unit
         if found.x is not None:
             best.offer(program.plan(found.x))
             return best.result(bound)
@@ -144,12 +158,32 @@ class _Program:
             2.0 * (problem.link_latency_seconds_CC[ends] + per_byte_Y * problem.cut_bytes_L1[cut_Y]),
         )
 
-    def solved(self, budget_seconds: float) -> OptimizeResult:
-        """Minimize the sum of all stages and transfers and the busiest of them."""
+    @property
+    def unit_seconds(self) -> float:
+        """One of the problem's, or more where some stage takes very many of these."""
+        most = max(float(self.busy_X.max()), float(self.seconds_X.max()), self._most_between_seconds)
+        return max(1.0, most / _MOST_UNITS)
+
+    @property
+    def _most_between_seconds(self) -> float:
+        """Return what the longest transfer takes of all microbatches."""
+        return max(1, self.problem.num_microbatches - 1) * float(self.seconds_Y.max(initial=0.0))
+
+    def within(self, step_seconds: float) -> _Program:
+        """Return the program without the stages and transfers that no plan of so many seconds has."""
+        repeats = self.problem.num_microbatches - 1
+        has_X = self.seconds_X + self.busy_X <= step_seconds
+        has_Y = (1 + repeats) * self.seconds_Y <= step_seconds
+        kept_X = {name: getattr(self, name)[has_X] for name in _OF_STAGES}
+        return replace(self, **kept_X, **{name: getattr(self, name)[has_Y] for name in _OF_TRANSFERS})
+
+    def solved(self, budget_seconds: float, unit_seconds: float) -> OptimizeResult:
+        """Minimize the sum of all stages and transfers and the busiest of them, in this unit."""
         X, Y, repeats = len(self.start_X), len(self.cut_Y), self.problem.num_microbatches - 1
-        objective = np.concatenate([self.seconds_X, self.seconds_Y, [1.0]])
-        stages_JX, stages_LX = _by_row(self.after_X, self.busy_X, X), self._holding_each_layer()
-        transfers_JY = _by_row(self.after_Y, repeats * self.seconds_Y, Y)
+        seconds_X, seconds_Y, busy_X = (times / unit_seconds for times in (self.seconds_X, self.seconds_Y, self.busy_X))
+        objective = np.concatenate([seconds_X, seconds_Y, [1.0]])
+        stages_JX, stages_LX = _by_row(self.after_X, busy_X, X), self._holding_each_layer(busy_X)
+        transfers_JY = _by_row(self.after_Y, repeats * seconds_Y, Y)
         return milp(
             objective,
             integrality=np.concatenate([np.ones(X), np.zeros(Y + 1)]),  # transfers follow from the stages
@@ -164,14 +198,14 @@ class _Program:
             options={"time_limit": max(budget_seconds, 0.0), "mip_rel_gap": 0.0},
         )
 
-    def _holding_each_layer(self) -> csr_array:
+    def _holding_each_layer(self, busy_X: Floats) -> csr_array:
         """Return the busy seconds of the stages that hold a layer, of which one is chosen: implied, and tighter."""
         layer, stage = np.nonzero(
             (self.start_X <= np.arange(self.problem.num_layers)[:, None])
             & (np.arange(self.problem.num_layers)[:, None] < self.stop_X)
         )
         shape = (self.problem.num_layers, len(self.start_X))
-        return coo_array((self.busy_X[stage], (layer, stage)), shape=shape).tocsr()
+        return coo_array((busy_X[stage], (layer, stage)), shape=shape).tocsr()
 
     def _path(self) -> LinearConstraint:
         """One stage holds the first layer, and whoever comes to a place leaves it, the last place excepted."""

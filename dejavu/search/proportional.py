@@ -65,7 +65,8 @@ def proportional_cuts(problem: Problem, row: Row, shares: Sequence[Shares] | Non
     seconds_S = np.array([known[c][0] for c in index])
     if not np.isfinite(seconds_S).all():
         return []
-    speed_S = 1.0 / np.maximum(seconds_S, np.finfo(float).tiny)
+    # Of stages that take nothing each is as fast as the others, and the rest have no share beside them.
+    speed_S = 1.0 / seconds_S if seconds_S.all() else np.where(seconds_S > 0, 0.0, 1.0)
     wanted_S = np.cumsum(speed_S / speed_S.sum())[:-1]
     done_L = np.cumsum(sum(number / S * known[c][1] for c, number in numbers.items()))
     nearest_S = np.abs(done_L - wanted_S[:, None]).argmin(axis=1) + 1

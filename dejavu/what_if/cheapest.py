@@ -58,12 +58,12 @@ class Trained:
 
     @property
     def is_in_time(self) -> bool:
-        """As predicted."""
-        return self.seconds <= self.goal.within_seconds
+        """As predicted; without a plan it never is."""
+        return self.answered.choice is not None and self.seconds <= self.goal.within_seconds
 
     @property
     def is_proved_late(self) -> bool:
-        """Whether it is proved that no plan that was allowed is simulated to be in time."""
+        """Whether it is proved that no plan is simulated to be in time, of those that bounds cover (`scope`)."""
         choice = self.answered.choice
         if choice is None:
             return False

@@ -9,7 +9,7 @@ from rich.table import Table
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, plural
-from dejavu.planning.sentences import between, short
+from dejavu.planning.sentences import between, scope, short
 from dejavu.simulation.bound import CLOSE
 from dejavu.what_if.answers import Answered, difference
 from dejavu.what_if.cheapest import Cheapest, Trained
@@ -131,9 +131,7 @@ def what_is_cheapest(found: Cheapest) -> str:
     goal, planned = found.goal, plural(len(found.rows), "cluster")
     asked = f"{short(goal.tokens)} tokens within {days(goal.within_seconds)}"
     late = [row for row in found.rows if not row.is_in_time and row.answered.choice]
-    proved = sum(row.is_proved_late for row in late)
-    which = "of all of these" if proved == len(late) else f"of {proved} of these"
-    of_late = f"; {len(late)} are too slow, and {which} it is proved that no plan is simulated in time"
+    of_late = f"; {len(late)} are too slow{_proved_late(late)}"
     if found.best is not None:
         best = found.best
         slow = best.range_seconds.high > goal.within_seconds
@@ -151,6 +149,16 @@ def what_is_cheapest(found: Cheapest) -> str:
         f"{fastest.answered.case.name}, needs {_needs(fastest.seconds, fastest.range_seconds)}"
         f"{of_late if late else ''}."
     )
+
+
+def _proved_late(late: Sequence[Trained]) -> str:
+    """Say of how many it is proved that they are too slow, and of which plans; nothing where it is of none."""
+    proved = [row.answered.choice for row in late if row.is_proved_late and row.answered.choice]
+    if not proved:
+        return ""
+    which = "of all of these" if len(proved) == len(late) else f"of {len(proved)} of these"
+    covered = " or".join(dict.fromkeys(map(scope, proved)))
+    return f", and {which} it is proved that no plan{covered} is simulated in time"
 
 
 def _needs(seconds: float, likely: Range) -> str:

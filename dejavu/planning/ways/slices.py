@@ -44,11 +44,16 @@ def plans_in_slices(request: PlanRequest, prices: Prices, simulator: Simulator) 
         return []
     limit = best.step_seconds / (1 + SPLIT_MARGIN)
     rows = []
-    for sketch in sorted(_sketches(request, prices, limit))[:MOST_TRIED]:
+    for sketch in sorted(_sketches(request, prices, limit), key=_promise)[:MOST_TRIED]:
         found = _planned(sketch, units, request, prices, simulator)
         if found is not None and found.fits and found.step_seconds <= limit:
             rows.append(Considered(SLICES, found.priced, None, (found,)))
     return rows
+
+
+def _promise(sketch: _Sketch) -> tuple[float, int, int]:
+    """Return what sketches are sorted by: configurations have no order, where all else is equal."""
+    return sketch.seconds, sketch.num_microbatches, sketch.num_stages
 
 
 def _units(request: PlanRequest) -> int:

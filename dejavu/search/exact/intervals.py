@@ -78,7 +78,12 @@ class Intervals:
 
     @property
     def _target(self) -> float:
-        """Plans that are not cheaper than this are of no interest."""
+        """Plans that are not cheaper than this are of no interest; while there is none, every plan is of interest.
+
+        Then whatever gap is allowed: all of an infinite price taken away would leave no number.
+        """
+        if self._best.plan is None:
+            return np.inf
         return self._best.step_seconds * (1 - max(self._gap, ROUNDING))
 
     def _cutoff(self, lo: int) -> float:

@@ -71,17 +71,18 @@ def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: 
 
 
 class _QuickPrice:
-    """`plans.price` without its checks, from sums over layers; as near to it as rounding.
+    """`plans.price` without its checks, from the sums over layers that it has itself; as near to it as rounding.
 
     Shape suffixes: R = rows of equal length, S = their stages, S1 = S + 1 cuts.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem, costs = problem, problem.costs
-        self._sums_CL1 = None
-        if isinstance(costs, AdditiveCosts) and np.isfinite(costs.seconds_CL).all():
-            tables = (costs.seconds_CL, costs.per_step_seconds_CL)
-            self._sums_CL1 = [np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0))) for table in tables]
+        self._sums_2CL1 = list[Floats]()  # of seconds and of per-step seconds: on the grid, and the rests
+        if isinstance(costs, AdditiveCosts) and costs.can_run_CL.all():
+            every = range(costs.num_configurations)
+            for name in ("seconds_CL", "per_step_seconds_CL"):
+                self._sums_2CL1.append(np.stack([costs.sums[name].row(c) for c in every], axis=1))
 
     def step_seconds(self, rows: Sequence[tuple[Row, Sequence[int]]]) -> Floats:
         """The formula's step of each; inf or nan where a stage is not possible."""
@@ -97,8 +98,8 @@ class _QuickPrice:
     def _of_one_length(self, c_RS: Ints, cut_RS1: Ints) -> Floats:
         problem, repeats = self._problem, self._problem.num_microbatches - 1
         start_RS, stop_RS = cut_RS1[:, :-1], cut_RS1[:, 1:]
-        if self._sums_CL1 is not None and isinstance(problem.costs, AdditiveCosts):
-            seconds, once = (sums[c_RS, stop_RS] - sums[c_RS, start_RS] for sums in self._sums_CL1)
+        if self._sums_2CL1 and isinstance(problem.costs, AdditiveCosts):
+            seconds, once = ((sums[:, c_RS, stop_RS] - sums[:, c_RS, start_RS]).sum(axis=0) for sums in self._sums_2CL1)
             once = once + problem.costs.per_step_latency_seconds_C[c_RS]
         else:
             spans = np.stack([start_RS, stop_RS, c_RS], axis=-1).reshape(-1, 3).tolist()
