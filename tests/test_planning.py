@@ -265,6 +265,19 @@ def test_a_proof_names_no_limit_of_several_devices_where_there_is_one(folder: Pa
     assert said.startswith("Proved: no plan") and not any(word in said for word in ("replicas", "shards", "ZeRO"))
 
 
+@pytest.mark.parametrize("below", [0.0, 1e-9, 1e-5, 9e-4, 2e-3, 0.1, 1.0])
+def test_no_more_is_said_to_be_proved_than_is(choice: Choice, below: float) -> None:
+    """A bound a little below the chosen step leaves room for a plan there."""
+    bound = (1 - below) * choice.simulated_seconds
+    bounds = {place: replace(one, seconds=bound) for place, one in choice.simulated_bounds.items()}
+    found = replace(choice, simulated_bounds=bounds)
+    assert found.gap == (pytest.approx(below, abs=1e-12) if below < 1 else None)
+    said = what_is_proved(found)
+    assert ("is simulated faster" in said) == (below < 1e-6)
+    assert ("0.1% shorter" in said) == (1e-6 < below < 1e-3)
+    assert (f"{below:.1%} less" in said) == (1e-3 < below < 1)
+
+
 def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> None:
     """One device a stage is among what may be done."""
     alone = Planner().plan(request(folder, parallelism=Parallelism.one_device()))

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dejavu.foundation.units import format_seconds, in_microbatches, plural
-from dejavu.planning.sentences import faster
+from dejavu.planning.sentences import faster, faster_than_the_best
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.data import ReportData
 from dejavu.report.figures import CHOSEN, INK
@@ -55,7 +55,7 @@ def _proved(run: ReportData) -> str:
     if run.gap is None:
         return "nothing proved of other plans"
     if run.gap < CLOSE:
-        return f"proved: no plan{run.within} is simulated faster"
+        return f"proved: no plan{run.within} is simulated {faster_than_the_best(run.gap)}"
     return f"proved: no plan{run.within} is simulated more than {run.gap:.1%} shorter"
 
 
