@@ -6,6 +6,7 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,33 @@ def test_an_evaluation_changes_nothing_and_has_no_dropout() -> None:
         assert not torch.is_grad_enabled() and not any(module.training for module in layers.modules())
         raise RuntimeError
     assert layers.training and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"), [("weights_here_and_there", {}), ("Images", {}), ("with_garbage", {"call": 99, "factor": "1"})]
+)
+def test_what_a_layer_keeps_is_kept_once_where_it_runs_again(name: str, options: dict[str, Any], twice: bool) -> None:
+    """A batch norm's statistics, with two microbatches on their way; a backward pass in two parts runs it twice."""
+    workload = Workload.model_validate(
+        EVALUATED.model_dump() | {"model": f"tests.own_models:{name}", "model_options": options, "data": "digits"}
+    )
+    kept = []
+    for recompute in (False, True):
+        layers = build_layers(workload, Draw(), CPU, recompute=recompute)
+        own = dict(layers.named_buffers())
+        outputs = []
+        for layers.microbatch in range(2):
+            x, _ = dataset_of(workload).batch(layers.microbatch, 8, seed=0)
+            outputs.append(layers(x))
+        for output in outputs:
+            for again in range(1 + twice):
+                output.sum().backward(retain_graph=twice and not again)
+        assert all(held is own[key] for key, held in layers.named_buffers())
+        kept.append(layers.state_dict())
+    assert all(torch.equal(tensor, kept[1][key]) for key, tensor in kept[0].items())
+    fresh = build_layers(workload, Draw(), CPU).state_dict()
+    assert not all(torch.equal(tensor, fresh[key]) for key, tensor in kept[0].items())
 
 
 @pytest.mark.parametrize("data", ["text", "digits", "synthetic"])
