@@ -24,7 +24,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Gain, Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
-from dejavu.runtime.snapshots import Start
+from dejavu.runtime.snapshots import Start, is_due
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.watching.links import Tried
 from dejavu.workload.data import check_data
@@ -234,7 +234,7 @@ class ChangingTraining:
     def _is_saved(self) -> bool:
         """Return whether hardly a step would have to be done again: a snapshot or a new checkpoint is just complete."""
         if every := self.job.workload.replan.snapshot_every:
-            return (self._done - self.job.first_step) % every == 0
+            return is_due(self._done, every)
         before, self._saved = self._saved, len(complete_checkpoints(self.job.checkpoints))
         return self._saved != before
 
