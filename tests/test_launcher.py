@@ -195,6 +195,10 @@ def test_what_cannot_run_is_refused_before_any_rank_starts(tmp_path: Path) -> No
         (planned(job, num_microbatches=5), "batch of 8 does not divide into 5 microbatches; 4 microbatches would do"),
         (planned(job, stages=stages * 2), "6 stages for 5 layers; wanted at most 5 stages"),
         (planned(job, stages=stages[:2]), "wanted each of the model's 5 layers once, in order"),
+        (
+            planned(job, stages=(stages[0], replace(stages[1], stop=1), replace(stages[2], start=1))),
+            "0–0, none, 1–4; wanted",
+        ),
         (gone, "rank 1 is to run on device 64 .*H100.* which is gone: torch sees"),
     ]
     for refused, message in cases:

@@ -14,7 +14,7 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.compiling import check_compiler
 from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
-from dejavu.plans import Plan, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
 from dejavu.runtime.both_ways import check_both_ways
 from dejavu.runtime.job import TrainingJob
@@ -94,9 +94,10 @@ def _check_plan(job: TrainingJob) -> None:
     if num_stages > num_layers:
         raise LaunchError(f"{num_stages} stages for {num_layers} layers; wanted at most {num_layers} stages")
     ends = [0, *(stage.stop for stage in plan.stages)]
-    if [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
+    are_empty = [stage.start >= stage.stop for stage in plan.stages]
+    if any(are_empty) or [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
         raise LaunchError(
-            f"the stages hold layers {', '.join(f'{s.start}–{s.stop - 1}' for s in plan.stages)}; "
+            f"the stages hold layers {', '.join(map(_span, plan.stages))}; "
             f"wanted each of the model's {num_layers} layers once, in order"
         )
     batch, number, slices = workload.run_size, plan.num_microbatches, max(1, len(slice_lengths(workload)))
@@ -108,6 +109,10 @@ def _check_plan(job: TrainingJob) -> None:
             except InputError as error:
                 why = str(error)
         raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
+
+
+def _span(stage: Stage) -> str:
+    return f"{stage.start}–{stage.stop - 1}" if stage.start < stage.stop else "none"
 
 
 def check_spreading(job: TrainingJob) -> None:
@@ -136,7 +141,7 @@ def _check_spreading(job: TrainingJob) -> None:
         configuration = plan.rank_configuration(rank)
         for s in stages:
             check_split(builders[plan.stages[s].start : plan.stages[s].stop], configuration)
-        length, parts = dataset_of(workload).shape.input_shape[0], configuration.sequence_parts
+        length, parts = dataset_of(workload).shape.length, configuration.sequence_parts
         if length % parts:
             raise LaunchError(
                 f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
