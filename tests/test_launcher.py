@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dejavu.launch.launcher import LaunchError, RankError, launch
+from dejavu.launch.preflight import check_spreading
 from dejavu.launch.watchdog import waits
 from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
@@ -208,6 +209,19 @@ def test_what_cannot_run_is_refused_before_any_rank_starts(tmp_path: Path) -> No
         launch(job, needed_bytes=[2.0**50] * 3)
     assert not (tmp_path / "ranks.log").exists()
     assert not list(tmp_path.glob(".launch-*"))
+
+
+@pytest.mark.parametrize("frozen", [[], [0], [3], [2, 3], [0, 2], [0, 2, 3]])
+def test_a_model_of_which_nothing_is_trained_is_refused_before_any_rank_starts(
+    frozen: list[int], tmp_path: Path
+) -> None:
+    fields = {"model": "tests.own_models:with_frozen", "model_options": {"layers": frozen}, "text": None}
+    job = job_of(TINY.model_copy(update=fields), tmp_path, (1, 2))
+    if len(frozen) < 3:
+        check_spreading(job)
+        return
+    with pytest.raises(LaunchError, match="with_frozen': its output has no gradient, so nothing can be"):
+        launch(job)
 
 
 @pytest.mark.parametrize("schedule", list(SCHEDULES))

@@ -136,7 +136,7 @@ def _check_spreading(job: TrainingJob) -> None:
     check_both_ways(workload, plan)
     _check_gradients(job)
     placed = job.binding.placements
-    grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
+    _ = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the plan and the microbatches
     for rank, stages in enumerate(plan.ranks):
         configuration = plan.rank_configuration(rank)
         for s in stages:
@@ -177,8 +177,12 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted "
                 "level 0 or 1, or a schedule that does not split the backward pass"
             )
-    if any(len(grid) > 1 for grid in grids):
-        boundaries(workload)  # rejects layers whose outputs do not begin with the examples
+    # Rejects layers whose outputs do not begin with the examples.
+    if not boundaries(workload)[-1].requires_grad:
+        raise LaunchError(
+            f"model {workload.model!r}: its output has no gradient, so nothing can be trained; wanted one weight or "
+            "more with requires_grad, from which the output is computed differentiably"
+        )
 
 
 def _check_gradients(job: TrainingJob) -> None:
