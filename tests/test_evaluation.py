@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dejavu.runtime.batches.held_out import HeldOut, evaluating, held_out_exampl
 from dejavu.runtime.job import (
     Evaluation,
     TrainingResult,
+    last_losses,
     parse_evaluation,
     parse_progress,
     read_evaluations,
@@ -164,6 +166,21 @@ def test_what_a_layer_keeps_is_kept_once_where_it_runs_again(name: str, options:
     assert all(torch.equal(tensor, kept[1][key]) for key, tensor in kept[0].items())
     fresh = build_layers(workload, Draw(), CPU).state_dict()
     assert not all(torch.equal(tensor, fresh[key]) for key, tensor in kept[0].items())
+
+
+@pytest.mark.parametrize("lost", [*itertools.combinations(range(2, 7), 1), *itertools.combinations(range(2, 7), 2), ()])
+def test_losses_are_of_the_steps_that_they_are_said_to_be_of(lost: tuple[int, ...], tmp_path: Path) -> None:
+    """Where lines are lost: of a training that goes on elsewhere, or after a power failure."""
+    progress = tmp_path / "progress.jsonl"
+    for step in range(2, 7):
+        if step not in lost:
+            tell(progress, step=step, loss=step / 2, seconds=0.1)
+    first, losses = last_losses(progress, 2)
+    assert losses == tuple(step / 2 for step in range(first, first + len(losses)))
+    last = max(step for step in range(2, 7) if step not in lost)
+    before = [step for step in lost if step < last]
+    assert (first, first + len(losses)) == (max(before, default=1) + 1, last + 1)
+    assert last_losses(tmp_path / "none", 2) == (2, ())
 
 
 @pytest.mark.parametrize("data", ["text", "digits", "synthetic"])

@@ -184,8 +184,8 @@ class TrainingResult:
     """The result of a training.
 
     Attributes:
-        first_step: the step of `losses[0]`.
-        losses: of every step, in order, across restarts.
+        first_step: the step of `losses[0]`: the job's, unless earlier ones are lost with their file.
+        losses: of every step from there, in order, across restarts.
         step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had no steps left.
         stages: each stage's times; empty where there are none.
         restarts: how often the ranks were restarted.
@@ -316,6 +316,18 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def read_losses(progress: Path) -> dict[int, float]:
     """Return the loss of each step that a file of progress has; of steps from which the training went back, none."""
     return _read(progress)[0]
+
+
+def last_losses(progress: Path, first_step: int) -> tuple[int, tuple[float, ...]]:
+    """Return the losses of all steps up to the last, and the first of these steps.
+
+    It is the training's own first step, unless lines are lost: then the one after the last step that is not known.
+    """
+    found = read_losses(progress)
+    begin = end = max(found, default=first_step - 1) + 1
+    while begin - 1 in found:
+        begin -= 1
+    return begin if found else first_step, tuple(found[step] for step in range(begin, end))
 
 
 def read_evaluations(progress: Path) -> tuple[Evaluation, ...]:
