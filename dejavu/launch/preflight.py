@@ -23,9 +23,20 @@ from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
-from dejavu.workload.data import dataset_of
+from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 from dejavu.workload.slices import slice_lengths
+
+
+def check_job(job: TrainingJob) -> None:
+    """Check everything of a job that does not depend on its hosts.
+
+    Raises:
+        LaunchError, InputError: it cannot be trained; the message says what would do.
+    """
+    for check in (check_plan, check_spreading, check_draw, check_compiled):
+        check(job)
+    check_data(job.workload)
 
 
 def check_plan(job: TrainingJob) -> None:
