@@ -285,12 +285,12 @@ def checkpoint_step(checkpoint: Path) -> int:
 def held_out_loss_of(checkpoint: Path) -> float | None:
     """Return the loss on what is held out after its step; None: not evaluated then, not finite, or not to be read."""
     try:
-        return held_out_loss_in((checkpoint / MARKER).read_text())
+        return held_out_loss_in((checkpoint / MARKER).read_bytes())
     except OSError:  # a training saves its next ones
         return None
 
 
-def held_out_loss_in(marker: str | bytes) -> float | None:
+def held_out_loss_in(marker: bytes) -> float | None:
     """Return the same, from what a checkpoint's marker holds."""
     try:
         loss = json.loads(marker).get("held_out_loss")
