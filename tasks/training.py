@@ -304,8 +304,8 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
             job.start_from,
         )
         return None
-    difference = largest_difference(expected, result)
-    if difference is None:
+    difference = largest_difference(expected, result) if result.first_step == job.first_step else None
+    if difference is None:  # there was no step, or the first losses are lost
         return None
     if not difference <= TOLERATED_DIFFERENCE and not job.workload.gradients.gathers:  # one process takes the mean
         get_run_logger().warning(

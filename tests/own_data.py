@@ -43,6 +43,17 @@ def rows(count: int = 50, seconds: float = 0.0) -> Rows:
     return Rows(count, seconds=seconds)
 
 
+class Successors(Rows):
+    """Example n is a single number, whose class is the next one."""
+
+    def __getitem__(self, number: int) -> tuple[int, int]:  # type: ignore[override]
+        return number % 8, (number + 1) % 8
+
+
+def successors(count: int) -> Successors:
+    return Successors(count)
+
+
 class _Logged(Rows):
     def __init__(self, count: int, folder: str) -> None:
         super().__init__(count)

@@ -46,6 +46,14 @@ def weights_here_and_there() -> nn.Sequential:
     )
 
 
+def with_frozen(*, layers: list[int]) -> nn.Sequential:
+    """Four layers, of which these have frozen weights; the second has none."""
+    chain = nn.Sequential(nn.Embedding(256, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 256))
+    for number in layers:
+        chain[number].requires_grad_(False)
+    return chain
+
+
 class Breaks(nn.Module):
     """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
 

@@ -6,10 +6,11 @@ Its in-memory file system stands for an object store, and a folder for one that 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import fsspec
@@ -51,10 +52,11 @@ def job(tmp_path: Path) -> Iterator[TrainingJob]:
     dist.destroy_process_group()
 
 
-def save(job: TrainingJob, *steps: int) -> None:
+def save(job: TrainingJob, *steps: int, held_out: Mapping[int, float] = MappingProxyType({})) -> None:
     layers = build_layers(job.workload, Draw(), torch.device("cpu"))
     for step in steps:
-        save_checkpoint(job.checkpoints, step, gather_state(layers, torch.optim.SGD(layers.parameters(), 0.1)))
+        state = gather_state(layers, torch.optim.SGD(layers.parameters(), 0.1))
+        save_checkpoint(job.checkpoints, step, state, held_out.get(step))
     job.progress_path.write_text("".join(json.dumps({"step": k, "loss": 4.0}) + "\n" for k in range(max(steps))))
 
 
@@ -77,6 +79,23 @@ def test_what_is_fetched_is_what_was_copied(store: Any, job: TrainingJob, tmp_pa
     assert steps == ["step-00000006", "step-00000009"], "as many as are kept here"
     fetch(f"{URL}/run1", tmp_path / "there")
     assert [checkpoint_step(path) for path in complete_checkpoints(found / "checkpoints")] == [6, 9]
+
+
+@pytest.mark.parametrize("best", [3, 6, 9, 12])
+def test_the_best_checkpoint_goes_along_and_stays(best: int, store: Any, job: TrainingJob, tmp_path: Path) -> None:
+    """What is not fetched would be deleted there when the training goes on here."""
+    losses = {step: 2.0 + (step != best) for step in (3, 6, 9, 12)}
+    save(job, 3, 6, 9, held_out=losses)
+    copy_training(job, f"{URL}/run1")
+    found = fetch(f"{URL}/run1", tmp_path / "there")
+    kept = {checkpoint_step(path) for path in complete_checkpoints(found / "checkpoints")}
+    assert kept == {9} | ({best} if best < 9 else {3} if best > 9 else set())
+    there = replace(job, folder=str(found))
+    save(there, 12, held_out=losses)
+    copy_training(there, f"{URL}/run1")
+    names = store.ls("/bucket/runs/run1/checkpoints", detail=False)
+    copied = {int(name.rpartition("-")[2]) for name in names}
+    assert copied == {checkpoint_step(path) for path in complete_checkpoints(there.checkpoints)} == {9, 12, best}
 
 
 @pytest.mark.parametrize("there", ["step-00000006", "step-00000006.partial"])

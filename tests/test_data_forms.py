@@ -21,12 +21,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.foundation.errors import InputError
+from dejavu.launch.preflight import check_plan, check_spreading
+from dejavu.runtime.process.failures import LaunchError
 from dejavu.testing import check_data_set
 from dejavu.workload import Workload
 from dejavu.workload.data import Dataset, Documents, dataset_of
 from dejavu.workload.data.prepared import kept, reading
 from dejavu.workload.loader import load_workload
+from dejavu.workload.models import MODELS, layers_of
 from flows.parameters import WorkloadParameter
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -349,6 +353,29 @@ def test_datasets_of_torch_are_examples(name: str) -> None:
     for step in (5, 6, 2, 8, 0):  # as after a restart, in any order
         assert numbers(anew.batch(step, 8, seed=1)) == first[step]
     assert data.fingerprint == anew.fingerprint != own(name, count=51).fingerprint
+
+
+SUCCESSORS = {"factory": "tests.own_data:successors", "options": {"count": 40}, "num_classes": 8}
+
+
+def test_an_input_may_be_a_single_number() -> None:
+    """It has one position: whatever is checked of a plan before ranks start can be checked."""
+    fields: dict[str, Any] = {"data": "examples", "examples": SUCCESSORS, "batch_size": 8, "num_microbatches": 4}
+    workload = Workload(model="tests.own_models:dead", slices=1, **fields)
+    assert dataset_of(workload).shape.length == 1
+    for ranks in ([one_device(), one_device()], [one_device(2), one_device(1, 2)]):
+        job = job_of(workload, by_hand("1f1b", (0, 2, 4), ranks, 4), 2)
+        check_plan(job)
+        check_spreading(job)
+    with pytest.raises(LaunchError, match="does not say how its devices may split the sequence"):
+        check_spreading(job_of(workload, by_hand("1f1b", (0, 4), [one_device(1, 2, sequence_parallel=True)], 4), 2))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_of_texts_and_images_say_that_they_read_no_single_numbers(model: str) -> None:
+    workload = Workload(model=model, data="examples", examples=SUCCESSORS)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"the data gives (examples of shape )?\(\)"):
+        layers_of(workload)
 
 
 @pytest.mark.parametrize("name", ["rows", "flow"])

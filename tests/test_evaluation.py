@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from dejavu.runtime.batches.held_out import HeldOut, evaluating, held_out_exampl
 from dejavu.runtime.job import (
     Evaluation,
     TrainingResult,
+    last_losses,
     parse_evaluation,
     parse_progress,
     read_evaluations,
@@ -138,6 +141,48 @@ def test_an_evaluation_changes_nothing_and_has_no_dropout() -> None:
     assert layers.training and torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"), [("weights_here_and_there", {}), ("Images", {}), ("with_garbage", {"call": 99, "factor": "1"})]
+)
+def test_what_a_layer_keeps_is_kept_once_where_it_runs_again(name: str, options: dict[str, Any], twice: bool) -> None:
+    """A batch norm's statistics, with two microbatches on their way; a backward pass in two parts runs it twice."""
+    workload = Workload.model_validate(
+        EVALUATED.model_dump() | {"model": f"tests.own_models:{name}", "model_options": options, "data": "digits"}
+    )
+    kept = []
+    for recompute in (False, True):
+        layers = build_layers(workload, Draw(), CPU, recompute=recompute)
+        own = dict(layers.named_buffers())
+        outputs = []
+        for layers.microbatch in range(2):
+            x, _ = dataset_of(workload).batch(layers.microbatch, 8, seed=0)
+            outputs.append(layers(x))
+        for output in outputs:
+            for again in range(1 + twice):
+                output.sum().backward(retain_graph=twice and not again)
+        assert all(held is own[key] for key, held in layers.named_buffers())
+        kept.append(layers.state_dict())
+    assert all(torch.equal(tensor, kept[1][key]) for key, tensor in kept[0].items())
+    fresh = build_layers(workload, Draw(), CPU).state_dict()
+    assert not all(torch.equal(tensor, fresh[key]) for key, tensor in kept[0].items())
+
+
+@pytest.mark.parametrize("lost", [*itertools.combinations(range(2, 7), 1), *itertools.combinations(range(2, 7), 2), ()])
+def test_losses_are_of_the_steps_that_they_are_said_to_be_of(lost: tuple[int, ...], tmp_path: Path) -> None:
+    """Where lines are lost: of a training that goes on elsewhere, or after a power failure."""
+    progress = tmp_path / "progress.jsonl"
+    for step in range(2, 7):
+        if step not in lost:
+            tell(progress, step=step, loss=step / 2, seconds=0.1)
+    first, losses = last_losses(progress, 2)
+    assert losses == tuple(step / 2 for step in range(first, first + len(losses)))
+    last = max(step for step in range(2, 7) if step not in lost)
+    before = [step for step in lost if step < last]
+    assert (first, first + len(losses)) == (max(before, default=1) + 1, last + 1)
+    assert last_losses(tmp_path / "none", 2) == (2, ())
+
+
 @pytest.mark.parametrize("data", ["text", "digits", "synthetic"])
 def test_nothing_to_evaluate_is_said(data: str) -> None:
     shape = {"synthetic": {"num_classes": 9}} if data == "synthetic" else {}
@@ -177,7 +222,10 @@ JUNK = st.one_of(
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 9), JUNK), max_size=12))
 def test_what_a_killed_rank_or_a_power_failure_left_costs_no_other_line_of_progress(told: list[int | bytes]) -> None:
-    """Each line that is told afterwards is read, whatever is between: steps and evaluations."""
+    """Each line that is told afterwards is read, whatever is between: steps and evaluations.
+
+    A training that goes back to a step has not trained it, nor those after it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         progress = Path(folder) / "progress.jsonl"
         for one in told:
@@ -187,6 +235,9 @@ def test_what_a_killed_rank_or_a_power_failure_left_costs_no_other_line_of_progr
                 continue
             tell(progress, step=one, loss=one / 2, seconds=0.1)
             tell(progress, step=one, loss=one / 2, seconds=0.1, held_out_loss=one / 4)
-        steps = sorted({one for one in told if isinstance(one, int)})
+        steps = list[int]()
+        for one in told:
+            if isinstance(one, int):
+                steps = [*(step for step in steps if step < one), one]
         assert read_losses(progress) == {step: step / 2 for step in steps}
         assert [tuple(row) for row in read_evaluations(progress)] == [(step, step / 4) for step in steps]

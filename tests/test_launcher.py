@@ -11,14 +11,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.pipeline.plans import by_hand, one_device
+from dejavu.foundation.errors import DejavuError
 from dejavu.launch.launcher import LaunchError, RankError, launch
+from dejavu.launch.preflight import check_spreading
 from dejavu.launch.watchdog import waits
+from dejavu.migration.training import ChangingTraining
 from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
@@ -195,6 +200,10 @@ def test_what_cannot_run_is_refused_before_any_rank_starts(tmp_path: Path) -> No
         (planned(job, num_microbatches=5), "batch of 8 does not divide into 5 microbatches; 4 microbatches would do"),
         (planned(job, stages=stages * 2), "6 stages for 5 layers; wanted at most 5 stages"),
         (planned(job, stages=stages[:2]), "wanted each of the model's 5 layers once, in order"),
+        (
+            planned(job, stages=(stages[0], replace(stages[1], stop=1), replace(stages[2], start=1))),
+            "0–0, none, 1–4; wanted",
+        ),
         (gone, "rank 1 is to run on device 64 .*H100.* which is gone: torch sees"),
     ]
     for refused, message in cases:
@@ -204,6 +213,42 @@ def test_what_cannot_run_is_refused_before_any_rank_starts(tmp_path: Path) -> No
         launch(job, needed_bytes=[2.0**50] * 3)
     assert not (tmp_path / "ranks.log").exists()
     assert not list(tmp_path.glob(".launch-*"))
+
+
+V = by_hand("zbv", range(5), [one_device()] * 2, 4).plan
+BAD_JOBS: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
+    "compiled in two parts": ({"compile": True}, {"stages": V.stages, "schedule": "zbv"}, "zbv runs the backward pass"),
+    "no number of microbatches": ({}, {"num_microbatches": 3}, "batch of 8 does not divide into 3 microbatches"),
+    "other microbatches": ({}, {"num_microbatches": 8}, "the workload has 4 microbatches a step, the plan 8"),
+    "nothing held out": ({"held_out": 1e-9, "evaluate_every": 1}, {}, "and 0 to test on"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_JOBS)
+@pytest.mark.parametrize("changes", [False, True])
+def test_both_ways_to_launch_refuse_the_same_jobs(changes: bool, name: str, tmp_path: Path) -> None:
+    """Whether or not the plan may change while it runs."""
+    of_workload, of_plan, said = BAD_JOBS[name]
+    of_mlp = {"data": "digits", "model": "mlp", "model_options": {"num_blocks": 3}, **of_workload}
+    job = planned(job_of(TINY.model_copy(update=of_mlp), tmp_path, (2,)), **of_plan)
+    with pytest.raises(DejavuError, match=said):
+        if changes:
+            ChangingTraining._prepare(SimpleNamespace(job=job))  # type: ignore[arg-type]
+        else:
+            launch(job)
+
+
+@pytest.mark.parametrize("frozen", [[], [0], [3], [2, 3], [0, 2], [0, 2, 3]])
+def test_a_model_of_which_nothing_is_trained_is_refused_before_any_rank_starts(
+    frozen: list[int], tmp_path: Path
+) -> None:
+    fields = {"model": "tests.own_models:with_frozen", "model_options": {"layers": frozen}, "text": None}
+    job = job_of(TINY.model_copy(update=fields), tmp_path, (1, 2))
+    if len(frozen) < 3:
+        check_spreading(job)
+        return
+    with pytest.raises(LaunchError, match="with_frozen': its output has no gradient, so nothing can be"):
+        launch(job)
 
 
 @pytest.mark.parametrize("schedule", list(SCHEDULES))

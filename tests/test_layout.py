@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.pipeline.plans import by_hand, one_device
+from dejavu.binding.binding import Placement
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.layout import Layout
 
@@ -35,6 +36,35 @@ def test_every_example_arrives_once_and_is_awaited(
                 awaited |= {(part.peer, rank, start + i) for part in parts for i in range(part.start, part.stop)}
                 assert sorted(i for part in parts for i in range(part.start, part.stop)) == list(range(stop - start))
         assert sent == awaited
+
+
+@pytest.mark.parametrize("first", DEGREES)
+def test_a_binding_has_each_device_of_the_plan_once(first: tuple[int, int]) -> None:
+    """In whatever order; of each placement that is missing, there twice, or nowhere in the plan, it is said."""
+    binding = by_hand("1f1b", (0, 1, 2), [one_device(*first), one_device()], 4)
+    placements = binding.placements
+
+    def laid_out(*found: Placement) -> Layout:
+        return Layout(replace(binding, placements=found), 12)
+
+    turned = laid_out(*placements[::-1])
+    assert [grid.shape for grid in turned.grids] == [first, (1, 1)]
+    assert all(turned.grids[p.pipeline_rank][p.replica, p.shard] == n for n, p in enumerate(turned.binding.placements))
+    for number, one in enumerate(placements):
+        with pytest.raises(InputError, match=r"places \d+ of \d+ devices of rank \d"):
+            laid_out(*placements[:number], *placements[number + 1 :])
+        with pytest.raises(
+            InputError, match=f"places device {number} of localhost and device {number} of localhost as"
+        ):
+            laid_out(*placements, one)
+        for field in ("pipeline_rank", "replica", "shard"):
+            nowhere = replace(one, **{field: 9})
+            with pytest.raises(
+                InputError, match=rf"places device {number} of localhost as replica .* of rank \d; wanted"
+            ):
+                laid_out(*placements, nowhere)
+            with pytest.raises(InputError, match="the binding places"):
+                laid_out(*placements[:number], nowhere, *placements[number + 1 :])
 
 
 @pytest.mark.parametrize("splits", [(True, False), (False, True), (True, True)])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.replicas import clip_gradients
 from dejavu.workload import OptimizerSettings
 
 SETTINGS = {"learning_rate": 1e-2, "weight_decay": 0.3}
@@ -24,6 +26,26 @@ def stepped(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.T
         module(torch.randn(5, 6, generator=generator)).square().sum().backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_frozen_weights_stay_as_they_are(name: str, on_host: bool, masters: bool) -> None:
+    """Also where gradients are allocated at once, as those of master weights: they do not decay."""
+    module = network().to(torch.bfloat16) if masters else network()
+    module[0].requires_grad_(False)
+    module[1].weight.requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    given = {**SETTINGS, "name": name, "master_weights": masters}
+    optimizer = make_optimizer(OptimizerSettings(**given), module.parameters(), on_host=on_host)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        module(torch.randn(5, 6).to(before[0].dtype)).square().sum().backward()
+        optimizer.step()
+    for parameter, old in zip(module.parameters(), before, strict=True):
+        assert torch.equal(parameter, old) != parameter.requires_grad
+        assert parameter.requires_grad or parameter.grad is None
 
 
 def test_the_betas_and_epsilon_are_torch_s() -> None:
@@ -47,3 +69,19 @@ def test_norms_and_biases_do_not_decay_where_only_matrices_do(name: str) -> None
     everything = network()
     usual = stepped(everything, make_optimizer(OptimizerSettings(name=name, **SETTINGS), everything.parameters()))  # type: ignore[arg-type]
     assert not all(map(torch.equal, found, usual))
+
+
+@pytest.mark.parametrize("most", [1e-8, 1e-6, 1e-3, 0.5, 1e3])
+def test_a_rank_clips_as_torch_does(most: float) -> None:
+    """Also to norms so small that what torch adds to them counts: the gradients are one process's."""
+    ours, theirs = network(), network()
+    for module in (ours, theirs):
+        (module(torch.ones(5, 6)).square().sum() * 10 * most).backward()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = clip_gradients(ours.parameters(), ours.parameters(), 1, most, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    assert found == pytest.approx(float(nn.utils.clip_grad_norm_(theirs.parameters(), most)))
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=0)

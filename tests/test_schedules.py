@@ -394,6 +394,37 @@ def test_synchronous_orders_train_as_one_process_does(name: str) -> None:
         torch.testing.assert_close(one.detach(), other, atol=1e-6, rtol=1e-5)
 
 
+SPLIT = {name for name, one in SCHEDULES.items() if one.splits_backward}
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINE_SCHEDULES if name not in SPLIT])
+def test_frozen_and_unused_weights_stay_and_the_others_train_as_without_them(name: str) -> None:
+    """Whatever versions of the weights a schedule keeps; a stage may have none that are trained."""
+    schedule = PIPELINE_SCHEDULES[name]
+    rates = Rates(RATE, corrects_weights=True, taus=(1.0,) * RANKS) if name == "pipemare" else Rates(RATE)
+
+    def trained(*, frozen: bool, without: bool = False) -> tuple[list[float], list[torch.Tensor]]:
+        stages = model(RANKS * schedule.stages_per_rank)
+        for stage in stages if frozen else ():
+            stage.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        for weight in (*stages[0].parameters(), stages[1][0].weight) if frozen else ():
+            weight.requires_grad_(False)
+        for layer, held in ((stages[0][0], ("weight", "bias")), (stages[1][0], ("weight",))) if without else ():
+            for one in held:  # no parameters, but the same numbers
+                kept = layer._parameters.pop(one)
+                layer.register_buffer(one, kept.detach())
+        found = train_by(schedule, stages, batches(STEPS), nn.functional.cross_entropy, rates, 4)
+        return found, [w.detach() for stage in stages for w in stage.state_dict().values() if w.shape != (2,)]
+
+    fresh = [w for stage in model(RANKS * schedule.stages_per_rank) for w in stage.state_dict().values()]
+    losses, weights = trained(frozen=True)
+    expected, others = trained(frozen=False, without=True)
+    assert losses == expected
+    key = torch.Tensor.sum
+    assert sorted(float(key(w)) for w in weights) == sorted(float(key(w)) for w in others)
+    assert all(map(torch.equal, weights[:3], fresh[:3])) and not torch.equal(weights[-1], fresh[-1])
+
+
 def test_late_gradients_are_those_of_the_papers_equations() -> None:
     """PipeDream: stage s of P by P − 1 − s microbatches (section 3.3); 2BW: all by one step (section 3.1)."""
     for name, delays, num_microbatches in (("pipedream", [3, 2, 1, 0], 4), ("pipedream_2bw", [1] * 4, 4)):

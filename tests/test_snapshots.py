@@ -6,12 +6,14 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 import torch
 from torch import nn
 
+from dejavu.migration.training import ChangingTraining
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.snapshots import Memory, MemoryServer, Part, SnapshotKeeper, Start, Taken, inventory, read_start
 from dejavu.runtime.snapshots.files import (
@@ -28,7 +30,8 @@ from dejavu.runtime.snapshots.files import (
 from dejavu.runtime.snapshots.serving import TOKEN as TOKEN_HEADER
 from dejavu.runtime.snapshots.serving import fetch, leave_copy
 from dejavu.runtime.state import CheckpointError, State, gather_state
-from dejavu.workload import OptimizerSettings
+from dejavu.workload import OptimizerSettings, Workload
+from dejavu.workload.training_settings import ReplanSettings
 
 TOKEN = "known"
 
@@ -73,6 +76,24 @@ def test_a_rank_reads_its_layers_from_here_and_from_another_host(tmp_path: Path,
     with pytest.raises(CheckpointError, match="no host has the snapshot of x after step 7 of attempt 0: gone: "):
         read_start(memory, Start(0, 7, (Part(("x",), ((0, "gone"),)),)), {"x"}, rank=0)
     assert Memory.from_environment() is None
+
+
+@pytest.mark.parametrize("first_step", [0, 5])
+@pytest.mark.parametrize("every", [1, 4, 10])
+def test_a_plan_is_improved_where_a_snapshot_is_just_complete(every: int, first_step: int, tmp_path: Path) -> None:
+    """Steps are counted from 0, also where trials made the first ones."""
+    module = nn.Linear(2, 2)
+    workload = Workload(replan=ReplanSettings(action="migrate", snapshot_every=every))
+    memory = Memory(str(tmp_path), "here", {}, TOKEN, every_steps=every)
+    optimizer = make_optimizer(OptimizerSettings(), module.parameters())
+    job, saved = SimpleNamespace(workload=workload, first_step=first_step), set[int]()
+    with SnapshotKeeper(memory, 0, 0, [module], optimizer) as keeper:
+        for done in range(first_step + 1, first_step + 21):
+            keeper.take(done)
+            if ChangingTraining._is_saved(SimpleNamespace(job=job, _done=done)):  # type: ignore[arg-type]
+                saved.add(done)
+    assert saved == {done for done in range(first_step + 1, first_step + 21) if done % every == 0}
+    assert {taken.step for taken in inventory(tmp_path)} == set(sorted(saved)[-KEPT:])
 
 
 def test_a_copy_whose_sender_is_killed_is_none(tmp_path: Path, served: tuple[Path, str]) -> None:

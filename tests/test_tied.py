@@ -21,9 +21,10 @@ from dejavu.planning.prices import price_workload
 from dejavu.plans import StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import read_trial
-from dejavu.runtime.training import build_layers
+from dejavu.runtime.training import WholeModel, build_layers
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 
@@ -88,6 +89,36 @@ def test_every_draw_gives_both_ends_the_same_values(scheme: str, span: tuple[int
     whole = build_layers(workload(), Draw(scheme, seed=1), torch.device("cpu"))
     part = build_layers(workload(), Draw(scheme, seed=1), torch.device("cpu"), *span)
     assert torch.equal(whole.get_parameter(EMBEDDING), part.get_parameter(HEAD))
+
+
+@pytest.mark.parametrize("name", ["frozen", "looked up without gradients"])
+def test_a_tied_weight_may_have_no_gradient_at_an_end(name: str) -> None:
+    """At none, and it stays as it was; or where rows are looked up, and both ends follow the other's."""
+    asked = workload()
+    layers, twin = (build_layers(asked, DRAW, torch.device("cpu")) for _ in range(2))
+    ends = EMBEDDING, HEAD
+    if name == "frozen":
+        for end in ends:
+            layers.get_parameter(end).requires_grad_(False)
+            twin.get_parameter(end).requires_grad_(False)
+    for module in (layers, twin):
+        module.get_submodule("embedding.token").register_forward_hook(lambda _, __, found: found.detach())
+    twin.get_submodule("head.logits").weight = twin.get_submodule("embedding.token").weight
+    before, model, plain = layers.get_parameter(HEAD).detach().clone(), WholeModel(layers, asked), asked.optimizer
+    made = make_optimizer(plain, layers.parameters())
+    own = torch.optim.AdamW(twin.parameters(), plain.learning_rate, weight_decay=plain.weight_decay)
+    for step in range(2):
+        inputs, targets = dataset_of(asked).batch(step, asked.batch_size, seed=asked.seed)
+        made.zero_grad(set_to_none=False)
+        model(step, inputs, targets)
+        made.step()
+        own.zero_grad()
+        nn.functional.cross_entropy(twin(inputs).flatten(0, -2), targets.flatten()).backward()
+        own.step()
+    first, last = (layers.get_parameter(end) for end in ends)
+    assert torch.equal(first, last)
+    torch.testing.assert_close(last, twin.get_parameter(HEAD), atol=TOLERANCE, rtol=0)
+    assert torch.equal(last, before) == (name == "frozen")
 
 
 def cases() -> dict[str, TrainingJob]:

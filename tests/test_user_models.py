@@ -14,13 +14,16 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single
 from dejavu.testing.models import check_model
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
-from dejavu.workload.data import dataset_of
+from dejavu.workload.data import ExampleShape, dataset_of
 from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models.user.cutting import cut
+from dejavu.workload.models.user.layer import TracedLayer
 from tests import own_models
 from tests.conftest import asked, some
 from tests.test_export import alone, check, checkpointed
@@ -93,6 +96,83 @@ def test_dropout_ends_with_training(name: str) -> None:
     load_parts(workload, parts, whole)  # batch norms have counted
     torch.testing.assert_close(chain.eval()(x), whole.eval()(x), atol=1e-6, rtol=0)
     assert not torch.equal(chain.train()(x), chain(x))
+
+
+class Forgetful(nn.Module):
+    """A part that computes otherwise in training than in evaluation, between two that do not."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(6, 8), part, nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = self.part(x)
+        found: torch.Tensor = self.last(x + (y[0] if isinstance(y, tuple) else y))
+        return found
+
+
+class Dropping(nn.Module):
+    """Drops out inside torch's attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        p = 0.5 if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], None, p).squeeze(1)
+
+
+class Ungraded(nn.Module):
+    """Drops out in a block without gradients, which is a graph of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return nn.functional.dropout(x, 0.5, self.training)
+
+
+PARTS = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "dropout of whole features": lambda: nn.Dropout1d(0.5),
+    "alpha dropout": lambda: nn.AlphaDropout(0.5),
+    "attention": Dropping,
+    "no gradients": Ungraded,
+    "random slopes": nn.RReLU,
+    "recurrent": lambda: nn.GRU(8, 8, 2, batch_first=True, dropout=0.5),
+    "batch norm": lambda: nn.BatchNorm1d(5),
+    "frozen batch norm": lambda: nn.BatchNorm1d(5).eval(),
+    "instance norm": lambda: nn.InstanceNorm1d(5),
+    "instance norm with statistics": lambda: nn.InstanceNorm1d(5, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_evaluation_of_traced_layers_is_the_module_s_own(name: str) -> None:
+    """Without dropout, by the statistics that norms keep, which it leaves as they are; then training goes on."""
+    shape = ExampleShape((5, 6), torch.float32, (), 4)
+    found = cut(lambda: Forgetful(PARTS[name]()), shape)
+    torch.manual_seed(0)
+    whole = Forgetful(PARTS[name]())
+    twin = Forgetful(PARTS[name]())
+    twin.load_state_dict(whole.state_dict())
+    chain = nn.Sequential(*(take(twin) for take in found.takes.values()))
+    assert any(isinstance(layer, TracedLayer) for layer in chain)
+    x = torch.randn(4, 5, 6)
+    for _ in range(2):
+        for module in (chain, whole):  # training draws the same, and keeps the same
+            torch.manual_seed(1)
+            trained = module(x)
+        torch.manual_seed(1)
+        before = {key: tensor.clone() for key, tensor in chain.state_dict().items()}
+        with evaluating([chain]):
+            found_once, found_twice = chain(x), chain(x)
+        assert torch.equal(found_once, found_twice)
+        torch.testing.assert_close(found_once, whole.eval()(x), atol=1e-6, rtol=0)
+        whole.train()
+        if "frozen" in name:
+            whole.part.eval()
+        assert all(torch.equal(tensor, before[key]) for key, tensor in chain.state_dict().items())
+        for key, tensor in twin.state_dict().items():
+            torch.testing.assert_close(tensor, whole.state_dict()[key])
+        if name not in ("frozen batch norm", "instance norm"):
+            assert not torch.equal(trained, found_once)
 
 
 def test_what_cannot_be_cut_is_said_with_its_lines() -> None:

@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.foundation.processes.files import write_json
-from dejavu.launch.preflight import (
-    check_compiled,
-    check_devices,
-    check_draw,
-    check_hosts,
-    check_plan,
-    check_spreading,
-)
+from dejavu.launch.preflight import check_devices, check_hosts, check_job
 from dejavu.launch.rendezvous import (
     Host,
     HostAgents,
@@ -37,7 +30,6 @@ from dejavu.runtime.process import end_agent, named_parent, rank_environment, ra
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats
 from dejavu.runtime.process.own_rank import ranks_on
-from dejavu.workload.data import check_data
 
 POLL_SECONDS = 0.2
 OnLoss = Callable[[int, float], None]
@@ -65,11 +57,7 @@ def launch(
         InputError: a host cannot be reached, or the scheme of the weights needs the whole model.
         LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
     """
-    check_plan(job)
-    check_spreading(job)
-    check_draw(job)
-    check_compiled(job)
-    check_data(job.workload)
+    check_job(job)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
         check_hosts(names)

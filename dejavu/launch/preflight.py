@@ -14,7 +14,7 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.compiling import check_compiler
 from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
-from dejavu.plans import Plan, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
 from dejavu.runtime.both_ways import check_both_ways
 from dejavu.runtime.job import TrainingJob
@@ -23,9 +23,20 @@ from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
-from dejavu.workload.data import dataset_of
+from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 from dejavu.workload.slices import slice_lengths
+
+
+def check_job(job: TrainingJob) -> None:
+    """Check everything of a job that does not depend on its hosts.
+
+    Raises:
+        LaunchError, InputError: it cannot be trained; the message says what would do.
+    """
+    for check in (check_plan, check_spreading, check_draw, check_compiled):
+        check(job)
+    check_data(job.workload)
 
 
 def check_plan(job: TrainingJob) -> None:
@@ -94,9 +105,10 @@ def _check_plan(job: TrainingJob) -> None:
     if num_stages > num_layers:
         raise LaunchError(f"{num_stages} stages for {num_layers} layers; wanted at most {num_layers} stages")
     ends = [0, *(stage.stop for stage in plan.stages)]
-    if [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
+    are_empty = [stage.start >= stage.stop for stage in plan.stages]
+    if any(are_empty) or [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
         raise LaunchError(
-            f"the stages hold layers {', '.join(f'{s.start}–{s.stop - 1}' for s in plan.stages)}; "
+            f"the stages hold layers {', '.join(map(_span, plan.stages))}; "
             f"wanted each of the model's {num_layers} layers once, in order"
         )
     batch, number, slices = workload.run_size, plan.num_microbatches, max(1, len(slice_lengths(workload)))
@@ -108,6 +120,10 @@ def _check_plan(job: TrainingJob) -> None:
             except InputError as error:
                 why = str(error)
         raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
+
+
+def _span(stage: Stage) -> str:
+    return f"{stage.start}–{stage.stop - 1}" if stage.start < stage.stop else "none"
 
 
 def check_spreading(job: TrainingJob) -> None:
@@ -131,12 +147,12 @@ def _check_spreading(job: TrainingJob) -> None:
     check_both_ways(workload, plan)
     _check_gradients(job)
     placed = job.binding.placements
-    grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
+    _ = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the plan and the microbatches
     for rank, stages in enumerate(plan.ranks):
         configuration = plan.rank_configuration(rank)
         for s in stages:
             check_split(builders[plan.stages[s].start : plan.stages[s].stop], configuration)
-        length, parts = dataset_of(workload).shape.input_shape[0], configuration.sequence_parts
+        length, parts = dataset_of(workload).shape.length, configuration.sequence_parts
         if length % parts:
             raise LaunchError(
                 f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
@@ -172,8 +188,12 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted "
                 "level 0 or 1, or a schedule that does not split the backward pass"
             )
-    if any(len(grid) > 1 for grid in grids):
-        boundaries(workload)  # rejects layers whose outputs do not begin with the examples
+    # Rejects layers whose outputs do not begin with the examples.
+    if not boundaries(workload)[-1].requires_grad:
+        raise LaunchError(
+            f"model {workload.model!r}: its output has no gradient, so nothing can be trained; wanted one weight or "
+            "more with requires_grad, from which the output is computed differentiably"
+        )
 
 
 def _check_gradients(job: TrainingJob) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dejavu.foundation.processes.files import write_json
 from dejavu.launch.launcher import OnLoss, report
-from dejavu.launch.preflight import check_draw, check_plan, check_spreading
+from dejavu.launch.preflight import check_job
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
 from dejavu.migration.joint import Improvement
@@ -24,10 +24,9 @@ from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Gain, Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
-from dejavu.runtime.snapshots import Start
+from dejavu.runtime.snapshots import Start, is_due
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.watching.links import Tried
-from dejavu.workload.data import check_data
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02
@@ -124,10 +123,7 @@ class ChangingTraining:
 
     def _prepare(self) -> None:
         job = self.job
-        check_plan(job)
-        check_spreading(job)
-        check_draw(job)
-        check_data(job.workload)
+        check_job(job)
         known = {(device.host, device.index) for device in self.running.cluster.devices()}
         for placed in job.binding.placements:
             if (seat := (placed.device.host, placed.device.index)) not in known:
@@ -234,7 +230,7 @@ class ChangingTraining:
     def _is_saved(self) -> bool:
         """Return whether hardly a step would have to be done again: a snapshot or a new checkpoint is just complete."""
         if every := self.job.workload.replan.snapshot_every:
-            return (self._done - self.job.first_step) % every == 0
+            return is_due(self._done, every)
         before, self._saved = self._saved, len(complete_checkpoints(self.job.checkpoints))
         return self._saved != before
 

@@ -79,17 +79,36 @@ class Layout:
     @cached_property
     def grids(self) -> tuple[NDArray[np.int64], ...]:
         """For each pipeline rank, its ranks of the world by replica and shard: (R, T)."""
-        found = []
+        found, numbers = list[NDArray[np.int64]](), self._numbers()
         for rank in range(len(self.plan.ranks)):
             configuration = self.plan.rank_configuration(rank)
             grid = np.full((configuration.data_parallel, configuration.tensor_parallel), -1, dtype=np.int64)
-            for number, placed in enumerate(self.binding.placements):
-                if placed.pipeline_rank == rank:
-                    grid[placed.replica, placed.shard] = self.first_rank + number
+            for replica, shard in np.ndindex(grid.shape):
+                grid[replica, shard] = numbers.pop((rank, replica, shard), -1)
             if (grid < 0).any():
                 raise InputError(f"the binding places {int((grid >= 0).sum())} of {grid.size} devices of rank {rank}")
             found.append(grid)
+        for (rank, replica, shard), number in numbers.items():
+            raise InputError(
+                f"the binding places {self._device(number)} as replica {replica}, shard {shard} of rank {rank}; "
+                f"wanted one of the devices of the plan's {len(found)} ranks"
+            )
         return tuple(found)
+
+    def _numbers(self) -> dict[tuple[int, int, int], int]:
+        """Return the ranks of the world by pipeline rank, replica and shard."""
+        numbers: dict[tuple[int, int, int], int] = {}
+        for number, placed in enumerate(self.binding.placements, self.first_rank):
+            if (first := numbers.setdefault((placed.pipeline_rank, placed.replica, placed.shard), number)) != number:
+                raise InputError(
+                    f"the binding places {self._device(first)} and {self._device(number)} as replica {placed.replica}, "
+                    f"shard {placed.shard} of rank {placed.pipeline_rank}; wanted one device"
+                )
+        return numbers
+
+    def _device(self, number: int) -> str:
+        device = self.placed(number).device
+        return f"device {device.index} of {device.host}"
 
     def placed(self, rank: int) -> Placement:
         """Return where a rank of the world is."""

@@ -197,7 +197,7 @@ def make_optimizer(
     With master weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
     split backward pass adds to an existing gradient but stores the first one as it is, in the weight's own type.
     """
-    given = list(parameters)
+    given = [parameter for parameter in parameters if parameter.requires_grad]  # what is frozen does not decay either
     if settings.master_weights:
         for parameter in given:
             parameter.grad_dtype = torch.float32

@@ -36,6 +36,7 @@ _STYLES: dict[str, Callable[[Placement], ParallelStyle]] = {
     "positions": lambda outside: _OwnPositions(outside),
     "all positions": lambda outside: _AllPositions(outside),
 }
+_CLIP_EPSILON = 1e-6  # added to the norm, as torch's `clip_grads_with_norm_` does in one process
 _SEQUENCE = 1  # the dimension of positions between the modules of a layer
 _WHICH_EXPERTS = 0
 _EXPERTS_DIMENSION = {"columns": 1, "rows": 2}  # of weights (E, out, in)
@@ -300,9 +301,10 @@ def clip_gradients(
     total = squares.to(device)
     dist.all_reduce(total, group=group)
     norm = float(total.sqrt())
-    if norm > most:
+    factor = most / (norm + _CLIP_EPSILON)
+    if factor < 1:
         for gradient in gradients:
-            local_of(gradient).mul_(most / norm)
+            local_of(gradient).mul_(factor)
     return norm
 
 

@@ -285,9 +285,17 @@ def checkpoint_step(checkpoint: Path) -> int:
 def held_out_loss_of(checkpoint: Path) -> float | None:
     """Return the loss on what is held out after its step; None: not evaluated then, not finite, or not to be read."""
     try:
-        loss = json.loads((checkpoint / MARKER).read_text()).get("held_out_loss")
+        return held_out_loss_in((checkpoint / MARKER).read_bytes())
+    except OSError:  # a training saves its next ones
+        return None
+
+
+def held_out_loss_in(marker: bytes) -> float | None:
+    """Return the same, from what a checkpoint's marker holds."""
+    try:
+        loss = json.loads(marker).get("held_out_loss")
         return loss if loss is not None and math.isfinite(loss) else None
-    except (OSError, ValueError, TypeError, AttributeError):  # of a damaged marker: a training saves its next ones
+    except (ValueError, TypeError, AttributeError):  # it is damaged
         return None
 
 

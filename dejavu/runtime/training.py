@@ -111,7 +111,7 @@ class Layers(nn.Sequential):
                 _seed(stream + position, x.device)
                 with self._placed(layer, x, position) as placed:
                     run = placed if part is None else part.runs(placed, self.microbatch, position)
-                    x = passed_on(checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
+                    x = passed_on(_recomputed(run, x, layer) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)
         if x.requires_grad and x._is_view():
@@ -128,6 +128,35 @@ class Layers(nn.Sequential):
         if not activations and not weights:
             return nullcontext(layer)
         return offloading(layer, x, activations=activations, weights=weights, in_parts=self.in_parts)
+
+
+def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """Run a layer's forward pass, which keeps its input alone and runs again before its backward pass."""
+    output: torch.Tensor = checkpoint(
+        run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _BuffersApart(layer))
+    )
+    return output
+
+
+class _BuffersApart:
+    """A context, to be entered any number of times, in which a layer writes to copies of its buffers.
+
+    What runs a layer's forward pass again enters it: the first pass has written what there is to write, such as a batch
+    norm's statistics. The buffers themselves are not written, as backward passes of other microbatches may want them.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer, self._held = layer, list[tuple[nn.Module, dict[str, torch.Tensor | None]]]()
+
+    def __enter__(self) -> None:
+        self._held = [(part, dict(part._buffers)) for part in self._layer.modules() if part._buffers]
+        copies = {id(one): one.clone() for _, own in self._held for one in own.values() if one is not None}
+        for part, own in self._held:
+            part._buffers.update({name: copies[id(one)] for name, one in own.items() if one is not None})
+
+    def __exit__(self, *_: object) -> None:
+        for part, own in self._held:
+            part._buffers.update(own)
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -31,7 +31,7 @@ with gc_frozen():
     from dejavu.plans.schedule import Pass
     from dejavu.profiles.host import host_fingerprint
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, read_evaluations, read_losses
+    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, last_losses, read_evaluations
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.saving import Saving
     from dejavu.runtime.job.suspects import Suspect
@@ -205,9 +205,10 @@ def _tell_result(
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
+        first_step, losses = last_losses(job.progress_path, job.first_step)
         result = TrainingResult(
-            first_step=job.first_step,
-            losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
+            first_step=first_step,
+            losses=losses,
             evaluations=read_evaluations(job.progress_path),
             waited_for_data=tuple(one.for_data for one in told if one.for_data is not None),
             saved=tuple(one.for_checkpoints for one in told if one.for_checkpoints is not None),

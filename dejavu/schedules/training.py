@@ -218,21 +218,25 @@ class Carried:
         key, stage = (task.copy, task.stage, task.number), self._stages[task.copy, task.stage]
         inputs, output, weights = self._kept.pop(key)
         arriving = None if self._ends(task) else self._mail.take(key, is_gradient=True)
-        names, wanted = list(weights), [*weights.values(), *([inputs] if task.stage else [])]
+        names = [name for name, one in weights.items() if one.requires_grad]
+        wanted = [*(weights[name] for name in names), *([inputs] if task.stage else [])]
         moved = self._rates.corrects_weights and bool(stage.changes)
         if moved:  # autograd keeps the weights themselves, so it takes what is in them now
             before = {name: one.detach().clone() for name, one in weights.items()}
             tau = self._rates.taus[task.stage]
-            for name, one in weights.items():
-                one.data.sub_(tau * stage.changes[name])
-        found = torch.autograd.grad(output, wanted, arriving)
+            for name, change in stage.changes.items():
+                weights[name].data.sub_(tau * change)
+        found = torch.autograd.grad(output, wanted, arriving, allow_unused=True) if wanted else ()
         if moved:
             for name, one in weights.items():
                 one.data.copy_(before[name])
         for name, gradient in zip(names, found, strict=False):
+            if gradient is None:  # the output does not depend on it
+                continue
             stage.gradients[name] = stage.gradients[name] + gradient if name in stage.gradients else gradient
         if task.stage:
-            self._mail.give((task.copy, task.stage - 1, task.number), found[-1], is_gradient=True)
+            before_it = torch.zeros_like(inputs) if found[-1] is None else found[-1]
+            self._mail.give((task.copy, task.stage - 1, task.number), before_it, is_gradient=True)
 
     def _update(self, task: Task) -> None:
         stage, rates = self._stages[task.copy, task.stage], self._rates
@@ -242,6 +246,8 @@ class Carried:
         if self._schedule.weights is not WeightRule.NEWEST and stage.count not in stage.versions:
             stage.versions[stage.count] = _copied(stage.module)
         for name, weight in stage.module.named_parameters():
+            if name not in stage.gradients:  # it is frozen, or not used
+                continue
             change = stage.gradients[name] * (-rates.rate(task.stage, task.number) / self._per_update)
             if rates.corrects_weights:
                 decay = DECAY_AT_DELAY ** (1.0 / rates.taus[task.stage]) if rates.taus[task.stage] else 0.0
@@ -253,4 +259,5 @@ class Carried:
 
 
 def _copied(module: nn.Module) -> Weights:
-    return {name: weight.detach().clone().requires_grad_() for name, weight in module.named_parameters()}
+    named = module.named_parameters()
+    return {name: weight.detach().clone().requires_grad_(weight.requires_grad) for name, weight in named}

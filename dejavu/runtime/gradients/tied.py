@@ -84,6 +84,8 @@ class TiedGradients:
                 if place.pipeline_rank not in holders:
                     continue
             weights = [weight for end in tie.ends if (weight := end.of(layers)) is not None]
+            if not any(weight.requires_grad for weight in weights):  # frozen, on every rank
+                continue
             own = [k for k, end in enumerate(tie.ends) if end.of(layers) is not None]
             self._held.append(_Held(weights, own, group, roots))
 
@@ -124,7 +126,8 @@ class _Held(NamedTuple):
 
 
 def _whole(weight: nn.Parameter) -> torch.Tensor:
+    if weight.grad is None:  # this end is used without gradients, as an embedding whose rows only the head trains
+        weight.grad = torch.zeros_like(weight)
     gradient = weight.grad
-    assert gradient is not None, "both ends of a tied weight are used"
     whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return whole.contiguous()

@@ -184,8 +184,8 @@ class TrainingResult:
     """The result of a training.
 
     Attributes:
-        first_step: the step of `losses[0]`.
-        losses: of every step, in order, across restarts.
+        first_step: the step of `losses[0]`: the job's, unless earlier ones are lost with their file.
+        losses: of every step from there, in order, across restarts.
         step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had no steps left.
         stages: each stage's times; empty where there are none.
         restarts: how often the ranks were restarted.
@@ -314,14 +314,40 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def read_losses(progress: Path) -> dict[int, float]:
-    """Return the loss of each step that a file of progress has; of a step that was repeated, the last."""
-    return dict(row for row in map(parse_progress, _lines(progress)) if row)
+    """Return the loss of each step that a file of progress has; of steps from which the training went back, none."""
+    return _read(progress)[0]
+
+
+def last_losses(progress: Path, first_step: int) -> tuple[int, tuple[float, ...]]:
+    """Return the losses of all steps up to the last, and the first of these steps.
+
+    It is the training's own first step, unless lines are lost: then the one after the last step that is not known.
+    """
+    found = read_losses(progress)
+    begin = end = max(found, default=first_step - 1) + 1
+    while begin - 1 in found:
+        begin -= 1
+    return begin if found else first_step, tuple(found[step] for step in range(begin, end))
 
 
 def read_evaluations(progress: Path) -> tuple[Evaluation, ...]:
-    """Return the losses on what is held out; of a step that was repeated, the last."""
-    found = {row.step: row for row in map(parse_evaluation, _lines(progress)) if row}
+    """Return the losses on what is held out, in the order of their steps; likewise."""
+    found = _read(progress)[1]
     return tuple(found[step] for step in sorted(found))
+
+
+def _read(progress: Path) -> tuple[dict[int, float], dict[int, Evaluation]]:
+    losses, evaluations, last = dict[int, float](), dict[int, Evaluation](), -1
+    for line in _lines(progress):
+        if row := parse_progress(line):
+            step, loss = row
+            if step <= last:  # it went on from a checkpoint before: perhaps not as far, or evaluated elsewhere
+                losses = {k: one for k, one in losses.items() if k < step}
+                evaluations = {k: one for k, one in evaluations.items() if k < step}
+            losses[step], last = loss, step
+        elif evaluation := parse_evaluation(line):
+            evaluations[evaluation.step] = evaluation
+    return losses, evaluations
 
 
 def _lines(progress: Path) -> list[bytes]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.state import MARKER, complete_checkpoints
+from dejavu.runtime.state import MARKER, complete_checkpoints, held_out_loss_in
 
 FIELD = ("checkpoints",)
 STEP = re.compile(r"step-\d+")
@@ -40,9 +40,10 @@ def check_copies(url: str) -> None:
 
 
 def fetch(url: str, runs: Path) -> Path:
-    """Copy a training's job, progress and last complete checkpoint into a new folder of `runs`, and return it.
+    """Copy a training's job, progress, last complete checkpoint and the best into a new folder of `runs`; return it.
 
-    A folder that is there is returned as it is, where its last checkpoint is no older.
+    Copies of checkpoints that are not here are deleted there when the training goes on. A folder that is there is
+    returned as it is, where its last checkpoint is no older.
 
     Raises:
         InputError: there is no such training, or it cannot be read.
@@ -57,18 +58,13 @@ def fetch(url: str, runs: Path) -> Path:
             raise InputError(
                 f"{url} has no training to resume: {url}/job.json is not there; wanted a training's copies"
             )
-        last = max(_complete(files, f"{root}/checkpoints"), default=None)
-        own = complete_checkpoints(folder / "checkpoints")
-        if folder.exists() and (last is None or (own and own[-1].name >= last)):
+        complete = _complete(files, f"{root}/checkpoints")
+        last = max(complete, default=None)
+        own = {path.name for path in complete_checkpoints(folder / "checkpoints")}
+        if folder.exists() and (last is None or (own and max(own) >= last)):
             return folder
-        aside = folder / "checkpoints" / f"{last}.partial"
-        if last is not None:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            for name in _names(files, f"{root}/checkpoints/{last}"):
-                files.get_file(f"{root}/checkpoints/{last}/{name}", str(aside / name))
-            shutil.rmtree(aside.with_suffix(""), ignore_errors=True)  # what is there has no marker
-            aside.rename(aside.with_suffix(""))
+        for name in sorted({last, _best(files, root, complete)} - own - {None}, key=str):
+            _fetch(files, f"{root}/checkpoints/{name}", folder / "checkpoints" / str(name))
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in there.items():
             (folder / name).write_bytes(content)
@@ -77,6 +73,24 @@ def fetch(url: str, runs: Path) -> Path:
     except Exception as error:
         raise InputError(f"{url} cannot be read: {_line(error)}") from error
     return folder
+
+
+def _best(files: Any, root: str, complete: Iterable[str]) -> str | None:
+    """Return the copied checkpoint with the least loss on what is held out, as `best_checkpoint` does of those here."""
+    markers = {name: _content(files, f"{root}/checkpoints/{name}/{MARKER}") for name in sorted(complete)}
+    losses = {name: loss for name, held in markers.items() if (loss := held_out_loss_in(held or b"")) is not None}
+    return min(losses, key=lambda name: losses[name], default=None)
+
+
+def _fetch(files: Any, copied: str, checkpoint: Path) -> None:
+    """Copy a complete checkpoint to here, where it is complete or not there."""
+    aside = checkpoint.with_name(f"{checkpoint.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name in _names(files, copied):
+        files.get_file(f"{copied}/{name}", str(aside / name))
+    shutil.rmtree(checkpoint, ignore_errors=True)  # what is there has no marker
+    aside.rename(checkpoint)
 
 
 class Copier:

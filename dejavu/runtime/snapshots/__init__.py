@@ -8,9 +8,9 @@ reading.py   a rank reads the layers of its stages, from whichever host has them
 """
 
 from dejavu.runtime.snapshots.files import Taken, inventory
-from dejavu.runtime.snapshots.keeping import SnapshotKeeper
+from dejavu.runtime.snapshots.keeping import SnapshotKeeper, is_due
 from dejavu.runtime.snapshots.memory import Memory, Part, Start
 from dejavu.runtime.snapshots.reading import read_start
 from dejavu.runtime.snapshots.serving import MemoryServer
 
-__all__ = ["Memory", "MemoryServer", "Part", "SnapshotKeeper", "Start", "Taken", "inventory", "read_start"]
+__all__ = ["Memory", "MemoryServer", "Part", "SnapshotKeeper", "Start", "Taken", "inventory", "is_due", "read_start"]

@@ -23,6 +23,11 @@ from dejavu.runtime.snapshots.serving import leave_copy
 from dejavu.runtime.state import State, gather_state
 
 
+def is_due(step: int, every_steps: int) -> bool:
+    """Return whether ranks take a snapshot when so many steps have been trained, counted from step 0."""
+    return every_steps > 0 and step % every_steps == 0
+
+
 class SnapshotKeeper:
     """Keeps the last snapshots of one rank in its host's memory and, where that is wanted, in a neighbour's.
 
@@ -51,7 +56,7 @@ class SnapshotKeeper:
         Raises:
             OSError: the one before could not be written.
         """
-        if step % self._memory.every_steps:
+        if not is_due(step, self._memory.every_steps):
             return
         self._join()
         taken = Taken(self._attempt, step, self._rank)

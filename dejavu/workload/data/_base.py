@@ -34,6 +34,11 @@ class ExampleShape:
     target_shape: tuple[int, ...]
     num_classes: int
 
+    @property
+    def length(self) -> int:
+        """How many positions an input has: its first dimension. One where it is a single number."""
+        return self.input_shape[0] if self.input_shape else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):

@@ -57,10 +57,10 @@ class HuggingFace(Model):
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         config = self.config()
-        limits = {"max_position_embeddings": shape.input_shape[0]}
+        limits = {"max_position_embeddings": shape.length}
         window = getattr(config, "sliding_window", None)
         if window and getattr(config, "use_sliding_window", True):
-            limits["sliding_window"] = shape.input_shape[0]
+            limits["sliding_window"] = shape.length
         self.check(shape, limits)
         # Heads that share keys and values stay together.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
