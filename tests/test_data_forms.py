@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+import dejavu
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.foundation.errors import InputError
 from dejavu.launch.preflight import check_plan, check_spreading
@@ -358,7 +359,7 @@ def test_datasets_of_torch_are_examples(name: str) -> None:
 SUCCESSORS = {"factory": "tests.own_data:successors", "options": {"count": 40}, "num_classes": 8}
 
 
-def test_an_input_may_be_a_single_number() -> None:
+def test_an_input_may_be_a_single_number(tmp_path: Path) -> None:
     """It has one position: whatever is checked of a plan before ranks start can be checked."""
     fields: dict[str, Any] = {"data": "examples", "examples": SUCCESSORS, "batch_size": 8, "num_microbatches": 4}
     workload = Workload(model="tests.own_models:dead", slices=1, **fields)
@@ -369,6 +370,11 @@ def test_an_input_may_be_a_single_number() -> None:
         check_spreading(job)
     with pytest.raises(LaunchError, match="does not say how its devices may split the sequence"):
         check_spreading(job_of(workload, by_hand("1f1b", (0, 4), [one_device(1, 2, sequence_parallel=True)], 4), 2))
+    two = {"nodes": [{"name": "a", "devices": {"type": "T4", "count": 2}}]}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(two))  # JSON is YAML
+    free = workload.model_copy(update={"slices": "auto"})
+    choice = dejavu.plan(free, tmp_path / "cluster.yaml", database=tmp_path / "db", budget_seconds=0.3)
+    assert "Proved: " in dejavu.explain(choice)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -185,7 +185,7 @@ def what_is_away(choice: Choice) -> str:
 def what_routing_is_assumed(choice: Choice) -> str:
     """State what predictions for whole experts assume of the router; nothing where the work does not follow it."""
     workload, fullest = choice.request.workload, 1.0
-    builders, length = layers_of(workload), dataset_of(workload).shape.input_shape[0]
+    builders, length = layers_of(workload), dataset_of(workload).shape.length
     for stage in choice.plan.stages:
         configuration = stage.configuration
         examples = workload.run_size / choice.plan.num_microbatches / configuration.data_parallel

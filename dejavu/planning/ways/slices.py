@@ -58,7 +58,7 @@ def _promise(sketch: _Sketch) -> tuple[float, int, int]:
 
 def _units(request: PlanRequest) -> int:
     """Return into how many equal units a sequence is divided."""
-    length = dataset_of(request.workload).shape.input_shape[0]
+    length = dataset_of(request.workload).shape.length
     return max(one for one in range(1, MOST_UNITS + 1) if length % one == 0)
 
 
@@ -98,7 +98,7 @@ def _planned(
     lengths = best_slices(table / S, S, B).lengths
     if len(lengths) == 1 or B * len(lengths) < S:
         return None
-    unit = dataset_of(request.workload).shape.input_shape[0] // units
+    unit = dataset_of(request.workload).shape.length // units
     slices = tuple(length * unit for length in lengths)
     try:
         priced = prices.priced(B, slices, (one,))
