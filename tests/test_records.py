@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
+import torch
 from pydantic import BaseModel, ValidationError
 
 from dejavu.cluster.form import ClusterForm
 from dejavu.cluster.loader import load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
-from dejavu.workload import Workload
-from dejavu.workload.loader import load_workload
+from dejavu.runtime.optimizer import set_learning_rate
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload, loader
+from dejavu.workload.loader import CHECKOUT, EXAMPLES, load_workload
 from dejavu.workload.models import MODELS
 
 TOKENS = {"path": __file__, "vocabulary": 300}
@@ -170,3 +172,37 @@ def test_a_model_s_options_are_of_their_kind(model: str, value: str, tmp_path: P
             load_workload(path)
         if is_flag:
             assert str(caught.value).endswith("wanted true or false")
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10, 11, 160])
+@pytest.mark.parametrize("warmup", [0, 1, 10, 11, 160, 2000])
+def test_a_warm_up_that_never_ends_is_told(warmup: int, steps: int) -> None:
+    """Where the last step's rate is not yet the one that was asked for, and nowhere else."""
+    workload = Workload(
+        num_steps=steps, optimizer=OptimizerSettings(warmup_steps=warmup), trials=TrialSettings(count=0)
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    set_learning_rate(optimizer, workload, steps - 1)
+    assert bool(workload.odd) == (optimizer.param_groups[0]["lr"] < workload.optimizer.learning_rate)
+    assert not workload.odd or f"warmup_steps is {warmup:,}" in workload.odd
+
+
+def test_an_example_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own folder of examples comes first; a name that is none is told the names that there are."""
+    monkeypatch.chdir(tmp_path)
+    for file in sorted((CHECKOUT / EXAMPLES).glob("*.yaml")):
+        if file.stem != "own_model":  # which is imported from the checkout's folder
+            assert load_workload(file.stem) == load_workload(file)
+    with pytest.raises(InputError, match=r"'bert49'; did you mean 'bert48'\? .*examples: bert48, .*workload file"):
+        load_workload("bert49")
+    (tmp_path / EXAMPLES).mkdir(parents=True)
+    (tmp_path / EXAMPLES / "bert48.yaml").write_text("model: mlp\ndata: digits\n")
+    assert load_workload("bert48").model == "mlp"
+    monkeypatch.setattr(loader, "CHECKOUT", tmp_path / "installed")
+    (tmp_path / EXAMPLES / "bert48.yaml").unlink()
+    (tmp_path / EXAMPLES).rmdir()
+    with pytest.raises(InputError, match=r"there are no examples/workloads here; your own is package\.module:factory"):
+        load_workload("bert48")
+    for empty in ("", "  ", Path()):
+        with pytest.raises(InputError, match="found no name; wanted a workload file, or a model's name"):
+            load_workload(empty)

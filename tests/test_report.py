@@ -40,6 +40,7 @@ from dejavu.report import (
     where_to_look,
 )
 from dejavu.report.charts import timeline_chart
+from dejavu.report.charts.outcome import MOST_POINTS, _curve
 from dejavu.report.note import headline, note_markdown
 from dejavu.report.page import _figures
 from dejavu.report.summary import summary_rows
@@ -709,3 +710,13 @@ def test_the_table_at_the_end(run):
         f"report: {folder}/report/report.html",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
     ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 1499, 1500, 1501, 1502, 2999, 3000, 3001, 4567, 100_000])
+def test_a_long_curve_ends_where_its_losses_end(length: int) -> None:
+    """However long: its first and last point, at most one more than fit, in order and at their steps."""
+    losses = np.random.default_rng(length).uniform(1.0, 5.0, length).tolist()
+    drawn = _curve(7, losses)
+    assert len(drawn["x"]) == len(drawn["y"]) <= MOST_POINTS + 1 and drawn["x"] == sorted(set(drawn["x"]))
+    assert [drawn["x"][k] for k in (0, -1) if length] == [7, 6 + length][: 2 * bool(length)]
+    assert drawn["y"] == [float(f"{losses[step - 7]:.5g}") for step in drawn["x"]]

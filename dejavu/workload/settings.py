@@ -12,6 +12,7 @@ from pydantic import (
     field_validator,
 )
 
+from dejavu.foundation.units import plural
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.workload.data_settings import (
     ExamplesSettings,
@@ -314,6 +315,17 @@ class Workload(Record):
     def trial_steps(self) -> int:
         """Steps of the longest trials."""
         return self.trials.longest(self.num_steps)
+
+    @property
+    def odd(self) -> str:
+        """What is allowed here and yet hardly meant, in a sentence; empty: nothing is."""
+        warmup, steps = self.optimizer.warmup_steps, self.num_steps
+        if warmup <= steps:
+            return ""
+        return (
+            f"optimizer: warmup_steps is {warmup:,}, and the training has {plural(steps, 'step')}: its learning rate "
+            f"still rises when it ends, at {steps / warmup:.0%} of {self.optimizer.learning_rate:g}"
+        )
 
     @property
     def in_slices(self) -> bool:
