@@ -628,6 +628,22 @@ def test_the_losses_go_on_from_the_winner(run):
     assert tuple(drawn[f"the best: {run.winner.draw}"].get_ydata()) == run.winner.losses
 
 
+LONG = Draw("depth_scaled", 1.34, slope=1.51, embedding=0.341, head=3.04, residual=0.191, bias=0.301, seed=4)
+
+
+@pytest.mark.parametrize("kind", [Draw(), LONG], ids=["short", "long"])
+def test_no_legend_covers_the_losses(run: ReportData, kind: Draw) -> None:
+    """Whatever the winner is called."""
+    winner = replace(run.winner, draw=kind)
+    figure = losses_figure((winner, *run.trials), winner, run.training)
+    figure.canvas.draw()
+    (legend,), (axes,) = figure.legends, figure.axes
+    covered, drawn = legend.get_window_extent(), axes.get_window_extent()
+    assert axes.get_legend() is None and not covered.overlaps(drawn)
+    assert covered.x0 >= 0 and covered.x1 <= figure.bbox.x1 and covered.y0 >= 0
+    assert drawn.height > 0.4 * figure.bbox.height
+
+
 @pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
 @pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
 def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, first_step: int) -> None:
