@@ -71,7 +71,9 @@ def checks(project: Path) -> list[Check]:
 
 def table(found: list[Check]) -> Table:
     """Return the checks as a table for the terminal."""
-    result = Table("", "", "found", "what to do", box=None, pad_edge=False)
+    result = Table("", "", box=None, pad_edge=False)
+    for name in ("found", "what to do"):  # a path or a command that breaks is better than one that is cut off
+        result.add_column(name, overflow="fold")
     for check in found:
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]![/]"}[check.ok]
         result.add_row(mark, *map(Text, (check.name, check.found, check.remedy)))
@@ -213,10 +215,12 @@ def _leftover_ranks(project: Path) -> list[Check]:
 def _cost_database(project: Path) -> list[Check]:
     from dejavu.profiles import ProfileDatabase
 
-    name = "cost database"
-    findings = ProfileDatabase(project / "profiles_db").check()
+    name, folder = "cost database", project / "profiles_db"
+    if not folder.exists():
+        return [Check(name, True, "none yet: the first run, profile or import makes it")]
+    findings = ProfileDatabase(folder).check()
     if not findings:
-        return [Check(name, True, f"{project / 'profiles_db'} is sound")]
+        return [Check(name, True, f"{folder} is sound")]
     return [Check(name, False, f"{finding.path.name}: {finding.what}", finding.remedy) for finding in findings]
 
 

@@ -34,7 +34,7 @@ from dejavu.report import (
     summary_markdown,
     timeline_figure,
 )
-from dejavu.report.note import command_of, headline, note_markdown, strip_figure
+from dejavu.report.note import command_of, headline, left_out_of_command, note_markdown, strip_figure
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
@@ -285,7 +285,8 @@ def record_report(run: Tracker, data: ReportData) -> None:
     run.artifact_text("report/report.html", page(data))
     command = command_of(flow_run.parameters, run.artifact_folder)
     picture = f"get-artifact?path={STRIP}&run_uuid={run.run_id}" if run.run_id else ""
-    run.tags({VERDICT_TAG: headline(data), "mlflow.note.content": note_markdown(data, command, picture)})
+    note = note_markdown(data, command, picture, left_out_of_command(flow_run.parameters))
+    run.tags({VERDICT_TAG: headline(data), "mlflow.note.content": note})
     create_markdown_artifact(summary_markdown(data), key="summary", description=headline(data))
 
 

@@ -161,6 +161,8 @@ def measure_against_baseline(
 @task(name="prepare", task_run_name="prepare", cache_policy=NO_CACHE)
 def prepare_training(workload: Workload, binding: Binding, tried: Trials | None, folder: Path) -> TrainingJob:
     """Write the one file that every rank reads; the training starts where the winning trial stopped."""
+    if workload.odd:
+        get_run_logger().warning("%s", workload.odd)
     winner = tried.winner if tried else None
     job = TrainingJob(
         workload=workload,

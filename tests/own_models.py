@@ -374,3 +374,15 @@ class Shared(Decoder):
         super().__init__()
         for block in self.blocks:
             block.mlp[0].weight = self.blocks[0].mlp[0].weight
+
+
+class Mismatched(nn.Module):
+    """The second product takes what the first does not give; not a chain, so that torch has to trace the whole."""
+
+    def __init__(self, inner: int = 16) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(inner, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(self.a(x.flatten(1)))
+        return y

@@ -13,7 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks.search import anytime, cases, generate, heterogeneous, scale
-from benchmarks.search.__main__ import main
+from benchmarks.search.__main__ import TABLES, main
 from benchmarks.search.alpa_loop import AlpaArrays, alpa_loop
 from benchmarks.search.generate import Shape
 from benchmarks.search.generated import heterogeneous as mixed_problem
@@ -39,6 +39,37 @@ def run(main: Callable[..., None], *words: str) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 0, result.output
     return result.output
+
+
+VALUES = {
+    "microbatches": "4",
+    "searches": "exact",
+    "repeats": "2",
+    "budget_seconds": "1",
+    "problems": "2",
+    "seed": "3",
+    "alpa_up_to_layers": "5",
+    "alpa_most_steps": "100",
+    "figures": "pictures",
+}
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_an_option_that_a_table_does_not_take_is_refused(option: str, tmp_path: Path) -> None:
+    """So is one of its tables' where none is asked for; otherwise it would do nothing, without a word."""
+    app = Typer()
+    app.command()(main)
+    field = {"problems": "num_problems"}.get(option, option)
+    word = f"--{option.replace('_', '-')}"
+    asked = {name: [f"--{name}", *([str(tmp_path)] if name in ("cases", "generate") else [])] for name in TABLES}
+    without = [words for name, words in asked.items() if field not in TABLES[name]]
+    if not any(field in TABLES[name] for name in ("heterogeneous", "anytime")):
+        without.append([])
+    assert without
+    for words in without:
+        result = CliRunner().invoke(app, [*words, word, VALUES[option]], env={"COLUMNS": "500"})
+        assert result.exit_code == 2, (words, result.output)
+        assert f"{word} is not for" in result.output
 
 
 def case_of(shape: Shape, seed: int, folder: Path) -> Path:

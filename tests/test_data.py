@@ -316,10 +316,12 @@ def test_a_text_that_never_ends_or_cannot_be_read_is_a_sentence(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "nothing.txt").touch()
     for path, message in (
         (Path("/dev/zero"), "/dev/zero is neither a file nor a folder"),
         (tmp_path / "pipe", "is neither a file nor a folder"),
-        (tmp_path / "empty", "no text was found in"),
+        (tmp_path / "empty", "no text was found in .*; wanted a file, or a folder with .txt, .md or .py files"),
+        (tmp_path / "nothing.txt", "no text was found in .*; wanted a file that is not empty"),
         (tmp_path / "short.txt", "has 9 bytes; wanted more than the sequence_length of 128"),
     ):
         with pytest.raises(InputError, match=message):

@@ -458,7 +458,7 @@ def test_an_example_unlike_the_first_is_named(number: int, said: str) -> None:
         ({"data": "parquet", "parquet": {"path": "t.json", "text": "a"}}, "a column of text and a tokenizer belong"),
         ({"data": "image_folder"}, "the key image_folder is missing"),
         ({"data": "image_folder", "image_folder": {"path": "no", "shape": [3, 8, 8]}}, "there is no folder no"),
-        ({"data": "image_folder", "image_folder": {"path": ".", "shape": [2, 8, 8]}}, "Input should be 1 or 3"),
+        ({"data": "image_folder", "image_folder": {"path": ".", "shape": [2, 8, 8]}}, "wanted 1 or 3 channels"),
         ({"data": "examples"}, "the key examples is missing"),
         ({"data": "text", "examples": {"factory": "a:b", "num_classes": 2}}, "examples is given, but data is 'text'"),
     ],

@@ -108,3 +108,21 @@ def test_the_table_shows_text_as_it_is() -> None:
         console.print(table([Check("a [b]", None, "found [red]", "do /this [1]")]))
     assert "a [b]" in capture.get()
     assert "do /this [1]" in capture.get()
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
+def test_the_table_cuts_nothing_off_however_narrow_the_terminal(width: int) -> None:
+    """What is found and what to do are often longer than a line, and a path that ends in dots helps nobody."""
+    found, remedy = "/a/long/path/" + "x" * 90, "rm /another/" + "y" * 70 + " && dejavu up"
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table([Check("packages", False, found, remedy), Check("Python", True, "3.11.7", "")]))
+    shown = capture.get()
+    assert "…" not in shown
+    assert (shown.count("x"), shown.count("y")) == (90 + found[:13].count("x"), 70 + remedy[:12].count("y") + 1)
+
+
+def test_a_database_that_is_not_there_is_not_called_sound(tmp_path: Path) -> None:
+    (check,) = doctor._cost_database(tmp_path)
+    assert check.ok and check.found.startswith("none yet")
+    assert not (tmp_path / "profiles_db").exists()

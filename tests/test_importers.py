@@ -22,6 +22,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.importers import IMPORTERS, DeviceNames, Importer, import_profile, importer_of
 from dejavu.importers._base import BATCH_ROWS
 from dejavu.importers.alpa import Alpa
+from dejavu.importers.alpa.files import pickle_pieces
 from dejavu.importers.devices import in_catalogue
 from dejavu.importers.metis import Metis
 from dejavu.importers.nccl_tests import NcclTests
@@ -336,6 +337,42 @@ def test_what_the_user_says_of_a_device_comes_first() -> None:
 
 
 # Alpa
+
+
+@pytest.mark.parametrize("form", ["pickle", "parquet"])
+@pytest.mark.parametrize("names", [("a", "b"), ("z", "default", "m")], ids=str)
+def test_clusters_of_one_file_of_alpa_are_imported_one_at_a_time(
+    names: tuple[str, ...], form: str, tmp_path: Path
+) -> None:
+    """The chosen one's rows are those of a file of its own; without a choice nothing is imported."""
+
+    def write(name: str, kept: tuple[str, ...]) -> Path:
+        contents: dict[Any, Any] = {}
+        for factor, cluster in enumerate(names, 1):
+            one = alpa_content(lambda seconds, factor=factor: seconds * factor)
+            contents |= {(cluster, mesh): value for (_, mesh), value in one.items() if cluster in kept}
+        path = tmp_path / f"{name}.{'pkl' if form == 'pickle' else 'parquet'}"
+        path.write_bytes(alpa_pickle(contents))
+        if form == "parquet":
+            frame = pd.concat([piece for _, piece in pickle_pieces(path)], ignore_index=True)
+            frame.sample(frac=1.0, random_state=len(names)).to_parquet(path)
+        return path
+
+    def imported(importer: Alpa, path: Path, name: str) -> list[tuple[Any, ...]]:
+        database = ProfileDatabase(tmp_path / name)
+        import_profile(importer, path, database)
+        columns = ["kind", "name", "subject", "dtype", "size_bytes", "seconds"]
+        return sorted(map(tuple, rows(database)[columns].fillna(0).to_numpy().tolist()), key=str)
+
+    whole = write("whole", names)
+    with pytest.raises(InputError, match=f"has the clusters {', '.join(map(repr, sorted(names)))}; name one with"):
+        import_profile(Alpa(), whole, ProfileDatabase(tmp_path / "none"))
+    with pytest.raises(InputError, match="has no cluster 'q'; it has the clusters"):
+        import_profile(Alpa(cluster="q"), whole, ProfileDatabase(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+    for name in names:
+        own = write("own", (name,))
+        assert imported(Alpa(cluster=name), whole, f"whole-{name}") == imported(Alpa(), own, f"own-{name}")
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])

@@ -103,7 +103,7 @@ def convolutions() -> pd.DataFrame:
 
 def alpa_points(folder: Path) -> pd.DataFrame:
     path, _ = write_alpa(folder)
-    return pd.concat([frame for _, frame in pickle_pieces(path)], ignore_index=True)
+    return pd.concat([frame for _, frame in pickle_pieces(path)], ignore_index=True).drop(columns="cluster")
 
 
 def vidur_operators() -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sqlite3
@@ -27,8 +28,9 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
+from dejavu.plans import Offload, StageConfiguration
 from dejavu.plans.answers import BUDGET_SECONDS
-from dejavu.report.note import command_of
+from dejavu.report.note import DEGREES, command_of, left_out_of_command
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import MARKER
 from dejavu.track import (
@@ -482,3 +484,29 @@ def test_the_command_of_a_note_is_one_that_dejavu_takes(tmp_path: Path, monkeypa
     assert command_of({"budget_seconds": BUDGET_SECONDS, "train": True}, None) == (
         "dejavu run --workload plan/workload.json --cluster plan/cluster.yaml"
     )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("one", sorted({field.name for field in dataclasses.fields(Parallelism)} - DEGREES.keys()))
+def test_a_note_says_each_setting_that_its_command_leaves_out(one: str, as_json: bool) -> None:
+    """What the command has an option for, and what is as usual, is not said."""
+    other = {
+        "recompute": (False,),
+        "zero_levels": (0, 1),
+        "sequence_parallel": (False,),
+        "expert_parallel": (False,),
+        "context_parallel": False,
+        "also_unsplit": True,
+        "offload": (Offload(),),
+        "only": (StageConfiguration("T4"),),
+        "min_tensor_parallel": 2,
+    }[one]
+    for degrees in ({"max_data_parallel": 2}, {"max_tensor_parallel": 1}):
+        asked: Any = Parallelism(**degrees, **{one: other})  # type: ignore[arg-type]
+        usual: Any = Parallelism(**degrees)  # type: ignore[arg-type]
+        if as_json:
+            asked, usual = (json.loads(json.dumps(dataclasses.asdict(spread))) for spread in (asked, usual))
+        said = left_out_of_command({"parallelism": asked})
+        assert f"`{one}: " in said and said.count("`") == 4, "one setting, and the word parallelism"
+        assert left_out_of_command({"parallelism": usual}) == "" == left_out_of_command({})
+    assert "`max_data_parallel: null`" in left_out_of_command({"parallelism": Parallelism()})

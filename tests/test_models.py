@@ -238,7 +238,10 @@ def test_random_examples_have_the_shape_they_say(shape: tuple | None) -> None:
             r"synthetic is given, but data is 'text'; wanted data",
         ),
         ({"data": "synthetic", "synthetic": {"num_classes": 1}}, "greater than or equal to 2"),
-        ({"data": "synthetic", "synthetic": {"num_classes": 7, "image_shape": (3, 0, 8)}}, "greater than 0"),
+        (
+            {"data": "synthetic", "synthetic": {"num_classes": 7, "image_shape": (3, 0, 8)}},
+            "greater than or equal to 1",
+        ),
     ],
 )
 def test_random_examples_that_cannot_be_are_refused(fields: dict, message: str) -> None:

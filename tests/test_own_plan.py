@@ -282,3 +282,25 @@ def test_the_command(tmp_path: Path) -> None:
         where = tmp_path if wrong == "--json" else tmp_path / "none"
         with pytest.raises(InputError, match=said):
             CliRunner().invoke(app, [*words, wrong, str(where)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("place", ["plan", "stage"])
+@pytest.mark.parametrize("key", ["schedul", "num_microbatch", "Slices", "both-ways", "pipeline", "", "config"])
+def test_a_key_that_would_be_ignored_is_told(place: str, key: str, tmp_path: Path) -> None:
+    plan = one_device([0, 2], 4).to_dict()
+    (plan if place == "plan" else plan["stages"][1])[key] = "zbv"
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    where = r"plan\.json: " if place == "plan" else r"plan\.json: stage 1: "
+    with pytest.raises(InputError, match=rf"{where}unknown key '{key}'"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_all_that_is_written_is_read(request_: PlanRequest, tmp_path: Path) -> None:
+    """A plan of a training with its splits, and the whole answer of `dejavu plan`."""
+    plan = one_device([0, 2], 4)
+    assert read_plan(written(plan, tmp_path)) == plan
+    for name in ("splits", "slices"):
+        assert read_plan(written(plan, tmp_path, **{name: []})) == plan
+    choice = Planner().plan(replace(request_, searches=("uniform",), schedules=("1f1b",), microbatches=(4,)))
+    assert "considered" in choice_to_dict(choice)
+    assert read_plan(written(plan, tmp_path, **choice_to_dict(choice))).stages == choice.plan.stages

@@ -40,6 +40,7 @@ from dejavu.report import (
     where_to_look,
 )
 from dejavu.report.charts import timeline_chart
+from dejavu.report.charts.outcome import MOST_POINTS, _curve
 from dejavu.report.note import headline, note_markdown
 from dejavu.report.page import _figures
 from dejavu.report.summary import summary_rows
@@ -627,6 +628,22 @@ def test_the_losses_go_on_from_the_winner(run):
     assert tuple(drawn[f"the best: {run.winner.draw}"].get_ydata()) == run.winner.losses
 
 
+LONG = Draw("depth_scaled", 1.34, slope=1.51, embedding=0.341, head=3.04, residual=0.191, bias=0.301, seed=4)
+
+
+@pytest.mark.parametrize("kind", [Draw(), LONG], ids=["short", "long"])
+def test_no_legend_covers_the_losses(run: ReportData, kind: Draw) -> None:
+    """Whatever the winner is called."""
+    winner = replace(run.winner, draw=kind)
+    figure = losses_figure((winner, *run.trials), winner, run.training)
+    figure.canvas.draw()
+    (legend,), (axes,) = figure.legends, figure.axes
+    covered, drawn = legend.get_window_extent(), axes.get_window_extent()
+    assert axes.get_legend() is None and not covered.overlaps(drawn)
+    assert covered.x0 >= 0 and covered.x1 <= figure.bbox.x1 and covered.y0 >= 0
+    assert drawn.height > 0.4 * figure.bbox.height
+
+
 @pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
 @pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
 def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, first_step: int) -> None:
@@ -709,3 +726,13 @@ def test_the_table_at_the_end(run):
         f"report: {folder}/report/report.html",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
     ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 1499, 1500, 1501, 1502, 2999, 3000, 3001, 4567, 100_000])
+def test_a_long_curve_ends_where_its_losses_end(length: int) -> None:
+    """However long: its first and last point, at most one more than fit, in order and at their steps."""
+    losses = np.random.default_rng(length).uniform(1.0, 5.0, length).tolist()
+    drawn = _curve(7, losses)
+    assert len(drawn["x"]) == len(drawn["y"]) <= MOST_POINTS + 1 and drawn["x"] == sorted(set(drawn["x"]))
+    assert [drawn["x"][k] for k in (0, -1) if length] == [7, 6 + length][: 2 * bool(length)]
+    assert drawn["y"] == [float(f"{losses[step - 7]:.5g}") for step in drawn["x"]]

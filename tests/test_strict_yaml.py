@@ -223,7 +223,7 @@ pair: [1]
         "a.yaml:7:5: parts: found 5, wanted a mapping of keys to values",
         "a.yaml:9:16: unknown key 'knid'; did you mean 'kind'?",
         "a.yaml:10:13: size: found true, wanted a whole number",
-        "a.yaml:11:7: the key '1' is missing",
+        "a.yaml:11:7: pair: item 2 is missing",
     ]
 
 

@@ -105,6 +105,8 @@ def test_a_flow_has_a_parent_and_children(project):
         (KeyboardInterrupt(), "KILLED"),
         (SystemExit(3), "KILLED"),
         (TerminationSignal("cancelled"), "KILLED"),
+        (TerminationSignal(), "KILLED"),
+        (RuntimeError(), "FAILED"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value,
 )
@@ -113,7 +115,8 @@ def test_an_error_decides_the_status_of_the_run_and_its_parent(project, error, s
         raise error
     for run in all_runs(project).values():
         assert run.info.status == status
-        assert run.data.tags["dejavu.failure"] == (str(error) or type(error).__name__)
+        unsaid = "it was ended from outside" if status == "KILLED" else type(error).__name__
+        assert run.data.tags["dejavu.failure"] == (str(error) or unsaid)
 
 
 def test_artifacts_of_each_form(project, tmp_path):

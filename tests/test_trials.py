@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import distributed
 import psutil
@@ -38,6 +39,7 @@ from dejavu.trials import (
 )
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
+from dejavu.trials.spec import MOST_ATTEMPTS, split_key
 from dejavu.workload import (
     GradientSettings,
     OptimizerSettings,
@@ -610,6 +612,39 @@ def test_a_trial_out_of_memory_fails_alone(client: distributed.Client, tiny: Wor
     assert results[1].attempts == 3
     assert not any(result.failure for result in results[2:])
     client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
+
+
+class Died:
+    """Stands for the future of a task whose workers died."""
+
+    status = "error"
+
+    def exception(self) -> BaseException:
+        return distributed.KilledWorker("trial", SimpleNamespace(address="tcp://of.one"), MOST_ATTEMPTS - 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rungs_before", [(), (5,), (5, 15)], ids=str)
+@pytest.mark.parametrize("earlier_calls", [0, 1, MOST_ATTEMPTS, 7])
+def test_a_trial_whose_workers_die_is_given_up_for_this_call_s_attempts_alone(
+    client: distributed.Client, tiny: Workload, tmp_path: Path, earlier_calls: int, rungs_before: tuple[int, ...]
+) -> None:
+    """What earlier calls began is not counted, and what earlier rungs trained stays in its row."""
+    spec = TrialSpec(tiny, Draw(), 45)
+    trial, _ = split_key(spec.key)
+    for steps in rungs_before:
+        kept = {"losses": [3.0] * steps, "first_gradient_norm": 2.0, "attempts": 1, "seconds": float(steps)}
+        (tmp_path / f"{trial}-{steps}.json").write_text(json.dumps(kept))
+    for number in range(earlier_calls):
+        (tmp_path / f"{spec.key}.attempt-{number + 1}").touch()
+    with running.Pool(client, tmp_path, 60.0) as pool:
+        asked = running.Asked(spec, spec.key, False, Died())  # type: ignore[arg-type]
+        for own in range(MOST_ATTEMPTS):
+            assert pool._result(asked, None) is None, f"given up after {own} attempts"
+            (tmp_path / f"{spec.key}.attempt-{earlier_calls + own + 1}").touch()
+        result = pool._result(asked, None)
+    assert result is not None and f"died in each of {MOST_ATTEMPTS} attempts" in result.failure
+    assert result.attempts == earlier_calls + MOST_ATTEMPTS and result.score == float("inf")
+    assert result.steps == max(rungs_before, default=0) == result.seconds
 
 
 def test_a_scheduler_that_dies_is_said_and_nothing_is_lost(

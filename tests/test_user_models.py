@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.capture import capture
+from dejavu.graphs.capture import CaptureError, capture
 from dejavu.init import Draw, draw_layer
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.job import TrainingJob, export
@@ -196,6 +197,22 @@ def test_what_cannot_be_cut_is_said_with_its_lines() -> None:
     first, why = model_of(workload).notes(dataset_of(workload).shape)
     assert "the model is one layer: " in first
     assert why.startswith("torch.export cannot trace it: ") and "`if x.sum() > 0:`" in why
+
+
+@pytest.mark.parametrize("inner", [1, 16, 31, 33])
+def test_a_product_that_does_not_fit_is_a_sentence_without_torchs_stack(inner: int) -> None:
+    """Torch logs its own stack of forty lines before it raises, in each of the ways in which a module is traced."""
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(handler)
+    try:
+        with pytest.raises(CaptureError, match=r"in its 'b' \(Linear\), cannot be traced on .*: a and b must"):
+            capture(workload_of("Mismatched", inner=inner))
+    finally:
+        log.removeHandler(handler)
+    assert not logged and not log.disabled
 
 
 def test_a_tied_head_stays_tied_wherever_it_is() -> None:

@@ -15,11 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
@@ -29,7 +27,8 @@ from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, shipped
 from dejavu.cost.collectives.curves import CollectiveModel
 from dejavu.cost.collectives.points import Points, screened
 from dejavu.foundation.errors import InputError
-from dejavu.importers.alpa import Alpa
+from dejavu.importers.alpa import OF_ANOTHER, Alpa
+from dejavu.importers.alpa.files import clusters_of
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives
 from dejavu.profiles.collective import Collective
@@ -86,35 +85,23 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
         InputError: it is no such profile, or has no point of a collective.
     """
     profiles, dropped = dict[str, Profile](), Counter[str]()
-    frame = _of_several_clusters(path)
-    if frame is None:
-        profiles, dropped = _read(path)
+    if path.suffix == ".parquet" and holds_collectives(columns_of(path)):
+        profiles, dropped = _read(Vidur(), path)
     else:
-        with TemporaryDirectory() as folder:
-            for cluster, rows in frame.groupby(frame["cluster"].astype(object).fillna("no name").astype(str)):
-                own = Path(folder) / path.name
-                rows.to_parquet(own)
-                found, lost = _read(own)
-                profiles |= {f"{name} of {cluster}": profile for name, profile in found.items()}
-                dropped += lost
+        clusters = clusters_of(path)
+        for cluster in clusters:
+            found, lost = _read(Alpa(cluster=cluster), path)
+            profiles |= {f"{name} of {cluster}" if len(clusters) > 1 else name: one for name, one in found.items()}
+            dropped += Counter({why: count for why, count in lost.items() if why != OF_ANOTHER})
     if not profiles:
         why = "; ".join(f"{count:,} points were dropped ({reason})" for reason, count in dropped.items())
         raise InputError(f"{path} has no point of a collective{why and '; ' + why}")
     return profiles, dropped
 
 
-def _of_several_clusters(path: Path) -> pd.DataFrame | None:
-    """Alpa's Parquet, where its points name several clusters: those of one place and size are no repeats."""
-    if path.suffix != ".parquet" or "cluster" not in columns_of(path):
-        return None
-    frame = pd.read_parquet(path)
-    return frame if frame["cluster"].nunique(dropna=False) > 1 else None
-
-
-def _read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
+def _read(importer: Alpa | Vidur, path: Path) -> tuple[dict[str, Profile], Counter[str]]:
     frames: dict[tuple[str, str], list[tuple[Collective, str, float, float]]] = {}
     dropped: Counter[str] = Counter()
-    importer = Vidur() if path.suffix == ".parquet" and holds_collectives(columns_of(path)) else Alpa()
     bad: list[str] = []
     for batch in importer.batches(path):
         dropped.update(dict(batch.skipped))

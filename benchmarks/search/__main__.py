@@ -44,6 +44,8 @@ TABLES = {
     "scales": ("searches", "num_problems", "seed", "budget_seconds"),
 }
 
+OPTIONS = {"num_problems": "problems"}  # the command's names where they are others than the tables'
+
 
 def main(
     cases: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="folder of problems in .npz")] = None,
@@ -92,7 +94,16 @@ def main(
         "figures": figures,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    for name in asked or ("heterogeneous", "anytime"):
+    tables = asked or ["heterogeneous", "anytime"]
+    for option in given:
+        takers = [name for name in TABLES if option in TABLES[name]]
+        if not set(takers) & set(tables):
+            which = " and ".join(f"--{name}" for name in tables)
+            wanted = ", ".join(f"--{name}" for name in takers)
+            raise typer.BadParameter(
+                f"--{OPTIONS.get(option, option).replace('_', '-')} is not for {which}; it is for {wanted}"
+            )
+    for name in tables:
         module = importlib.import_module(f"benchmarks.search.{name}")
         options: dict[str, Any] = dict(module.QUICK) if quick or not asked else {}
         options |= {option: given[option] for option in TABLES[name] if option in given}

@@ -15,6 +15,7 @@ MAX_DEVICES = 100_000
 MAX_LISTED_HOSTS = 10_000
 MAX_GROUPS = 200
 MAX_CARDS = 64
+LEAST_PRICE, MOST_PRICE = 1e-3, 1e9  # of a node an hour, in any currency
 
 _NUMBER = r"^\s*\+?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
 
@@ -54,9 +55,14 @@ _FlopsPerSecond = Annotated[
 ]
 
 
-_Price = Annotated[
-    tuple[float, str], BeforeValidator(units.parse_price), _text_schema("[A-Z]{3}/hour", "2.10 USD/hour")
-]
+def _price(text: str) -> tuple[float, str]:
+    amount, currency = units.parse_price(text)
+    if not LEAST_PRICE <= amount <= MOST_PRICE:
+        raise ValueError(f"{text!r} is out of range; wanted {LEAST_PRICE:g} to {MOST_PRICE:,.0f} {currency}/hour")
+    return amount, currency
+
+
+_Price = Annotated[tuple[float, str], BeforeValidator(_price), _text_schema("[A-Z]{3}/hour", "2.10 USD/hour")]
 
 
 class _Form(BaseModel):

@@ -263,12 +263,21 @@ def _scalar(node: ScalarNode) -> str | int | float | bool | None:
     return number
 
 
-def _nearest(places: dict[Location, Place], loc: Location) -> Place:
-    """Return the place of the value at `loc`. Parts that the file lacks (names of union members) are skipped."""
+def _existing(places: dict[Location, Place], loc: Location) -> Location:
+    """Return `loc` without the parts that the file lacks (names of union members)."""
     here: Location = ()
     for part in loc:
         here = (*here, part) if (*here, part) in places else here
-    return places[here]
+    return here
+
+
+def _nearest(places: dict[Location, Place], loc: Location) -> Place:
+    """Return the place of the value at `loc`."""
+    return places[_existing(places, loc)]
+
+
+def _named_in(where: Location) -> str:
+    return next((f"{part}: " for part in reversed(where) if isinstance(part, str) and part.isidentifier()), "")
 
 
 # Plain words for pydantic's error types.
@@ -279,6 +288,8 @@ _WANTED = {
     "string_type": "text (in quotes if it looks like a number)",
     **dict.fromkeys(("list_type", "tuple_type"), "a list"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
 }
@@ -290,21 +301,36 @@ def _explain(
 ) -> list[InputError]:
     """Explain each of pydantic's errors in a sentence, with its position in the file, from top to bottom."""
     found: list[tuple[Mark, str]] = []
-    for item in error.errors(include_url=False):
-        loc, kind, place = item["loc"], item["type"], _nearest(places, item["loc"])
-        name = next((f"{part}: " for part in reversed(loc) if isinstance(part, str) and part.isidentifier()), "")
+    wanted: dict[
+        tuple[Location, str], list[str]
+    ] = {}  # by place and what was found there: of each form that it may have
+    errors = error.errors(include_url=False)
+    inside = {
+        place[:length] for item in errors for place in [_existing(places, item["loc"])] for length in range(len(place))
+    }
+    for item in errors:
+        loc, kind, where = item["loc"], item["type"], _existing(places, item["loc"])
+        place = places[where]
+        name = _named_in(loc)
         if kind == "extra_forbidden":
             known = sorted(_known_keys(schema, loc[:-1]))
             hint = did_you_mean(str(loc[-1]), known) or f"; the keys here are {', '.join(known)}"
-            message = f"unknown key {_quoted(str(loc[-1]))}{hint}"
+            found.append((place.key, f"unknown key {_quoted(str(loc[-1]))}{hint}"))
         elif kind == "missing":
-            message = f"the key {str(loc[-1])!r} is missing"
+            missing = f"{name}item {loc[-1] + 1}" if isinstance(loc[-1], int) else f"the key {loc[-1]!r}"
+            found.append((place.mark, f"{missing} is missing"))
         elif kind == "value_error":
-            message = name + item["msg"].removeprefix("Value error, ")
-        else:
-            wanted = _WANTED.get(kind, _AROUND_WHAT_IS_WANTED.sub("", item["msg"])).format(**item.get("ctx", {}))
-            message = f"{name}found {_described(item['input'])}, wanted {wanted}"
-        found.append((place.key if kind == "extra_forbidden" else place.mark, message))
+            found.append((place.mark, name + item["msg"].removeprefix("Value error, ")))
+        elif where not in inside:  # else it has the form of another member, with the mistake in it
+            said = f"{_named_in(where)}found {_described(item['input'])}, wanted "
+            limits = {
+                key: f"{value:g}" if isinstance(value, float) else value for key, value in item.get("ctx", {}).items()
+            }
+            one = _WANTED.get(kind, _AROUND_WHAT_IS_WANTED.sub("", item["msg"])).format(**limits)
+            wanted.setdefault((where, said), []).append("a finite number" if one == "less than inf" else one)
+    for (where, said), forms in wanted.items():
+        *first, last = dict.fromkeys(forms)
+        found.append((places[where].mark, said + (f"{', '.join(first)} or {last}" if first else last)))
     return [_located(path, mark, message) for mark, message in sorted(found, key=lambda entry: entry[0])]
 
 

@@ -19,17 +19,21 @@ class FakeMode(FakeTensorMode):
 
 
 @contextmanager
+def without_torchs_stack() -> Iterator[None]:
+    """Suppress the stack that torch prints where an operator rejects its inputs, before it raises."""
+    before, _LOG.disabled = _LOG.disabled, True
+    try:
+        yield
+    finally:
+        _LOG.disabled = before
+
+
+@contextmanager
 def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: bool = False) -> Iterator[None]:
     """Make tensors created in this block fake.
 
     Args:
         mode: the fake tensor mode; None: a new one.
-
-    Where an operator rejects its inputs, torch prints its own stack before it raises; that is suppressed here.
     """
-    before, _LOG.disabled = _LOG.disabled, True
-    try:
-        with mode or FakeMode(allow_non_fake_inputs=allow_non_fake_inputs):
-            yield
-    finally:
-        _LOG.disabled = before
+    with without_torchs_stack(), mode or FakeMode(allow_non_fake_inputs=allow_non_fake_inputs):
+        yield

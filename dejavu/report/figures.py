@@ -34,7 +34,7 @@ CHOSEN, TRAINED, GREY, INK = "#D55E00", "#0072B2", "#B8B8B8", "#222222"
 
 def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: TrainingResult | None) -> Figure:
     """Plot the losses of all trials until they stopped, of the winner, and of the training that continues it."""
-    figure = _figure(3.8)
+    figure = _figure(4.4)
     axes = figure.subplots()
     label: str | None = f"the other {len(trials) - 1} trials"
     for trial in trials:
@@ -71,7 +71,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
     axes.set_ylabel("training loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    axes.legend(facecolor="white", framealpha=0.9, edgecolor="none", loc="best")
+    figure.legend(edgecolor="none", loc="outside lower left")  # inside, a winner's long name covers the curves
     _title(axes, title)
     return figure
 

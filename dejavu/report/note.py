@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dejavu.foundation.units import format_seconds, in_microbatches, plural
+from dejavu.parallelism import Parallelism
 from dejavu.planning.sentences import faster, faster_than_the_best
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.data import ReportData
@@ -59,11 +62,12 @@ def _proved(run: ReportData) -> str:
     return f"proved: no plan{run.within} is simulated more than {run.gap:.1%} shorter"
 
 
-def note_markdown(run: ReportData, command: str, picture: str) -> str:
+def note_markdown(run: ReportData, command: str, picture: str, left_out: str = "") -> str:
     """Return the note of a run, for MLflow.
 
     Args:
         command: that repeats the run.
+        left_out: see `left_out_of_command`.
         picture: the address of `strip_figure`'s image, relative to MLflow's page; empty: without it. MLflow removes
             pictures that are part of the text (`data:`), and shows those that its own server has.
     """
@@ -73,6 +77,7 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
     lines += [_steps(run), ""]
     # A line for each option: MLflow's page becomes as wide as the longest line.
     lines += ["Repeat it with", "", *(f"    {part}" for part in command.replace(" --", " \\\n  --").splitlines()), ""]
+    lines += [left_out, ""] if left_out else []
     lines += ["| stage | layers | devices | forward | backward |", "|---|---|---|---|---|"]
     for stage in run.stages[:MOST_STAGES]:
         forward, backward = (
@@ -148,3 +153,23 @@ def command_of(parameters: Mapping[str, Any], artifacts: Path | None) -> str:
     if parameters.get("train") is False:
         words.append("--no-train")
     return shlex.join(words)
+
+
+def left_out_of_command(parameters: Mapping[str, Any]) -> str:
+    """Say which settings of a flow's run `dejavu run` has no option for; empty: `command_of` has all of them."""
+    spread = parameters.get("parallelism")
+    if spread is None:
+        return ""
+    given = dict(spread) if isinstance(spread, Mapping) else asdict(spread)
+    usual = asdict(Parallelism())
+    plain = {name: json.loads(json.dumps(value)) for name, value in usual.items()}
+    others = {name: value for name, value in given.items() if name not in DEGREES and name in plain}
+    others = {name: value for name, value in others.items() if json.loads(json.dumps(value)) != plain[name]}
+    if all(given.get(name) is None for name in DEGREES):  # without its options the command may look at fewer ways
+        others = dict.fromkeys(DEGREES) | others
+    if not others:
+        return ""
+    said = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in others.items())
+    return (
+        f"The command has no options for these settings of the run's `parallelism`, which a deployment takes: {said}."
+    )

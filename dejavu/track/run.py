@@ -241,7 +241,7 @@ class Run:
         except BaseException as error:
             killed = not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
             status = "KILLED" if killed else "FAILED"
-            self.tags({FAILURE_TAG: str(error) or type(error).__name__})
+            self.tags({FAILURE_TAG: str(error) or ("it was ended from outside" if killed else type(error).__name__)})
             raise
         finally:
             self._recorder.record(

@@ -8,6 +8,7 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +22,7 @@ from dejavu.init import Draw, Probe
 from dejavu.trials.clients import CONNECT_SECONDS, GPU
 from dejavu.trials.halving import running_loss
 from dejavu.trials.spec import MOST_ATTEMPTS, Keys, TrialError, TrialResult, TrialSpec, split_key
-from dejavu.trials.worker import RESULT, run_trial, tasks_held
+from dejavu.trials.worker import ATTEMPT, RESULT, run_trial, tasks_held, trained_before
 from dejavu.workload import Workload
 
 DEADLINE_SECONDS = 3600.0
@@ -115,6 +116,7 @@ class Pool(Source):
         self._call = uuid.uuid4().hex[:8]  # Dask may still know an earlier call's tasks of the same trials
         self._numbers = itertools.count()
         self._kept = kept_steps(folder)
+        self._attempts_before = attempts_of(folder)  # earlier calls' failures are no reason to give a trial up now
         self._asked: dict[str, Asked] = {}
         self._cancelled: set[str] = set()
         self._done = distributed.as_completed((), client.loop, raise_errors=False, timeout=deadline_seconds)
@@ -231,15 +233,18 @@ class Pool(Source):
             return None
         error = asked.future.exception()
         why = str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"
-        attempts = len(list(self.folder.glob(f"{asked.key}.attempt-*")))
+        attempts = len(list(self.folder.glob(f"{asked.key}{ATTEMPT}*")))
         if isinstance(error, distributed.KilledWorker):
-            if attempts < MOST_ATTEMPTS:
+            own = attempts - self._attempts_before[asked.key]
+            if own < MOST_ATTEMPTS:
                 return None
             why = (
-                f"its worker died in each of {attempts} attempts, perhaps because it needs more memory than there is; "
+                f"its worker died in each of {own} attempts, perhaps because it needs more memory than there is; "
                 f"a worker may take {self.memory_bytes:,} bytes"
             )
-        return TrialResult(draw, (), math.inf, "", attempts, 0.0, failure=why)
+        before = trained_before(self.folder, asked.key, other_steps(self._kept, asked.key))
+        losses, norm = tuple(before.losses), before.first_gradient_norm
+        return TrialResult(draw, losses, math.inf, "", attempts, before.seconds, failure=why, first_gradient_norm=norm)
 
 
 _AS_IT_IS = ("state", "attempts", "seconds", "remembered", "failure", "first_gradient_norm")
@@ -269,6 +274,11 @@ def kept_steps(folder: Path) -> dict[str, set[int]]:
             trial, steps = split_key(path.stem)
             kept.setdefault(trial, set()).add(steps)
     return kept
+
+
+def attempts_of(folder: Path) -> Counter[str]:
+    """Return how often each trial in a folder was begun, by its key."""
+    return Counter(path.name.rpartition(ATTEMPT)[0] for path in folder.glob(f"*{ATTEMPT}*"))
 
 
 def _offered(client: distributed.Client, resources: Resources | None) -> tuple[Resources, int, int]:

@@ -26,7 +26,7 @@ from dejavu.trials.halving import unsafe
 from dejavu.trials.spec import TrialError, split_key
 from dejavu.workload import Workload
 
-RESULT, STATE = ".json", ".safetensors"
+RESULT, STATE, ATTEMPT = ".json", ".safetensors", ".attempt-"
 ONE_AT_A_TIME = threading.Lock()  # torch's random state and number of threads are per process
 GPU_ERROR = "CUDA error"  # how torch's messages begin where a kernel failed; the process's CUDA context is then lost
 NO_MEMORY = "can't allocate memory"  # torch's words on the CPU, in a plain RuntimeError
@@ -82,6 +82,13 @@ def remembered_trial(
     return _plain(folder, key, kept, remembered=True)
 
 
+def trained_before(folder: Path, key: str, others: Sequence[int]) -> Kept:
+    """Return the longest result of the same trial with fewer steps, of an earlier rung; empty where there is none."""
+    trial, steps = split_key(key)
+    found = [_read(folder / f"{trial}-{own}{RESULT}") for own in others if 0 < own < steps]
+    return max((kept for kept in found if kept), key=lambda kept: len(kept.losses), default=Kept())
+
+
 def _plain(folder: Path, key: str, kept: Kept, *, remembered: bool) -> dict[str, Any]:
     state = folder / f"{key}{STATE}"
     return {"key": key, "state": str(state) if state.exists() else "", "remembered": remembered, **asdict(kept)}
@@ -132,7 +139,7 @@ def _count_attempt(folder: Path, key: str) -> int:
     attempt = 1
     while True:
         try:
-            os.close(os.open(folder / f"{key}.attempt-{attempt}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(folder / f"{key}{ATTEMPT}{attempt}", os.O_CREAT | os.O_EXCL))
             return attempt
         except FileExistsError:
             attempt += 1

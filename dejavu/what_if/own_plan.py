@@ -16,7 +16,7 @@ from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
-from dejavu.foundation.registry import named
+from dejavu.foundation.registry import did_you_mean, named
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, Price, price
@@ -38,6 +38,9 @@ from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
 from dejavu.workload.slices import slice_lengths
 
+ANSWER = "considered"  # the key that only an answer of `dejavu plan` has
+PLAN_KEYS = ("stages", "schedule", "num_microbatches", "microbatches", "slices", "both_ways", "splits")
+STAGE_KEYS = ("start", "stop", "layers", "configuration")
 _ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
 FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
 SHARED = "stages share a pipeline rank's devices, whose memory is that of all of them; no formula has their step"
@@ -120,6 +123,10 @@ def read_plan(path: Path) -> Plan:
     if not isinstance(rows, list) or not rows:
         found = f"stages is {rows!r:.60}" if isinstance(content, dict) else f"found {content!r:.60}"
         raise InputError(f"{path}: {found}; wanted an object with `stages`, a list of one stage or more")
+    if ANSWER not in content:  # what `dejavu plan --json` wrote has more, and a schedule and numbers among it
+        _check_keys(str(path), content, PLAN_KEYS)
+        for s, row in enumerate(rows):
+            _check_keys(f"{path}: stage {s}", row, STAGE_KEYS)
     name = next((name for name in ("num_microbatches", "microbatches") if name in content), "num_microbatches")
     count = content.get(name)
     if not _is_count(count):
@@ -135,6 +142,14 @@ def read_plan(path: Path) -> Plan:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Plan(stages, schedule, count, slices=tuple(slices), both_ways=both_ways)
+
+
+def _check_keys(place: str, found: Any, known: Sequence[str]) -> None:
+    """Check that there is no key that would be ignored."""
+    for key in found if isinstance(found, Mapping) else ():
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; wanted some of {', '.join(known)}"
+            raise InputError(f"{place}: unknown key {key!r:.60}{hint}")
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

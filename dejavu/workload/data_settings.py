@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Record(BaseModel):
-    """A part of a workload: it does not change, and has no fields of other names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+from dejavu.workload.record import GivenPath, Positive, Record, Whole
 
 
 class SyntheticSettings(Record):
@@ -22,8 +18,8 @@ class SyntheticSettings(Record):
         image_shape: channels, height and width of an image; None: examples are tokens.
     """
 
-    num_classes: int = Field(ge=2, le=2**31)
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    num_classes: Whole = Field(ge=2, le=2**31)
+    image_shape: tuple[Positive, Positive, Positive] | None = None
 
 
 class TokensSettings(Record):
@@ -35,8 +31,8 @@ class TokensSettings(Record):
         dtype: of the numbers in a raw file.
     """
 
-    path: Path
-    vocabulary: int = Field(ge=2, le=2**31)
+    path: GivenPath
+    vocabulary: Whole = Field(ge=2, le=2**31)
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
 
 
@@ -50,10 +46,10 @@ class TokenizerSettings(Record):
         vocabulary: how many values a token may take, where that is more than the tokenizer needs; None: what it needs.
     """
 
-    path: Path
+    path: GivenPath
     field: str = "text"
     end_token: str | None = None
-    vocabulary: int | None = Field(None, ge=2, le=2**31)
+    vocabulary: Whole | None = Field(None, ge=2, le=2**31)
 
     @model_validator(mode="before")
     @classmethod
@@ -81,11 +77,11 @@ class ParquetSettings(Record):
         target: the column of classes.
     """
 
-    path: Path
+    path: GivenPath
     text: str | None = None
     tokens: str | None = None
-    vocabulary: int | None = Field(None, ge=2, le=2**31)
-    end_token: int | None = Field(None, ge=0)
+    vocabulary: Whole | None = Field(None, ge=2, le=2**31)
+    end_token: Whole | None = Field(None, ge=0)
     features: tuple[str, ...] = ()
     target: str | None = None
 
@@ -111,8 +107,8 @@ class ImageFolderSettings(Record):
         shape: channels (1 or 3), height and width, to which every image is brought.
     """
 
-    path: Path
-    shape: tuple[Literal[1, 3], PositiveInt, PositiveInt]
+    path: GivenPath
+    shape: tuple[Positive, Positive, Positive]
 
     @field_validator("path")
     @classmethod
@@ -120,6 +116,13 @@ class ImageFolderSettings(Record):
         if not path.is_dir():
             raise ValueError(f"there is no folder {path}; wanted one with a folder for each class")
         return path
+
+    @field_validator("shape")
+    @classmethod
+    def _is_grey_or_coloured(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if shape[0] not in (1, 3):
+            raise ValueError(f"found {list(shape)}, wanted 1 or 3 channels before height and width")
+        return shape
 
 
 class ExamplesSettings(Record):
@@ -134,6 +137,6 @@ class ExamplesSettings(Record):
     """
 
     factory: str
-    options: dict[str, Any] = {}
-    num_classes: int = Field(ge=2, le=2**31)
-    shuffled: int = Field(1024, ge=1)
+    options: dict[str, Any] = Field({})
+    num_classes: Whole = Field(ge=2, le=2**31)
+    shuffled: Whole = Field(1024, ge=1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dejavu.plans import StageConfiguration
+from dejavu.workload.record import Number, Record, Whole
 
 # a key: the rules that it is for
 _OF_RULES = {
@@ -19,7 +20,7 @@ _OF_RULES = {
 }
 
 
-class GradientSettings(BaseModel):
+class GradientSettings(Record):
     """The rule by which the gradients of a stage's replicas become one, on each of them.
 
     Attributes:
@@ -35,15 +36,13 @@ class GradientSettings(BaseModel):
         held_out_every: of zeno: so many steps use one gradient of held-out examples.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
     rule: Literal["mean", "suspicion", "median", "trimmed_mean", "krum", "zeno"] = "mean"
-    num_suspected: int = Field(1, ge=0)
-    alpha: float = Field(1.0, gt=0, lt=float("inf"))
+    num_suspected: Whole = Field(1, ge=0)
+    alpha: Number = Field(1.0, gt=0, lt=float("inf"))
     per: Literal["stage", "layer"] = "stage"
-    rho: float = Field(0.002, ge=0, lt=float("inf"))
-    epsilon: float = Field(0.0, ge=0, lt=float("inf"))
-    held_out_every: int = Field(1, ge=1)
+    rho: Number = Field(0.002, ge=0, lt=float("inf"))
+    epsilon: Number = Field(0.0, ge=0, lt=float("inf"))
+    held_out_every: Whole = Field(1, ge=1)
 
     @model_validator(mode="before")
     @classmethod

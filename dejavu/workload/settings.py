@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    PositiveInt,
     StrictBool,
     ValidationInfo,
     field_validator,
 )
 
+from dejavu.foundation.units import plural
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.workload.data_settings import (
     ExamplesSettings,
@@ -23,7 +23,8 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
-from dejavu.workload.training_settings import COMPARED_PART, OptimizerSettings, Record, ReplanSettings, TrialSettings
+from dejavu.workload.record import GivenPath, Number, Positive, Record, Whole
+from dejavu.workload.training_settings import COMPARED_PART, OptimizerSettings, ReplanSettings, TrialSettings
 
 AUTO = "auto"
 MOST_COUNTED = 999_999_999  # examples of a step, positions of one: more is a mistake, and their product overflows
@@ -105,31 +106,31 @@ class Workload(Record):
     model: str = "gpt"
     model_options: dict[str, Any] = Field({})
     data: str = "text"
-    text: Path | None = None
-    images: Path | None = None
+    text: GivenPath | None = None
+    images: GivenPath | None = None
     synthetic: SyntheticSettings | None = None
     tokens: TokensSettings | None = None
-    held_out: float = Field(0.0, ge=0, lt=1)
-    sequence_length: int = Field(128, ge=2, le=MOST_COUNTED)
-    batch_size: int = Field(32, ge=1, le=MOST_COUNTED)
-    accumulate: int = Field(1, ge=1)
-    num_microbatches: int = Field(8, ge=1)
-    slices: Literal["auto"] | PositiveInt | tuple[PositiveInt, ...] = "auto"
+    held_out: Number = Field(0.0, ge=0, lt=1)
+    sequence_length: Whole = Field(128, ge=2, le=MOST_COUNTED)
+    batch_size: Whole = Field(32, ge=1, le=MOST_COUNTED)
+    accumulate: Whole = Field(1, ge=1)
+    num_microbatches: Whole = Field(8, ge=1)
+    slices: Literal["auto"] | Positive | tuple[Positive, ...] = "auto"
     schedule: str = AUTO
     both_ways: StrictBool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
     gradients: GradientSettings = GradientSettings()
-    num_steps: int = Field(160, ge=1)
-    checkpoint_every: Literal["auto"] | PositiveInt = "auto"
+    num_steps: Whole = Field(160, ge=1)
+    checkpoint_every: Literal["auto"] | Positive = "auto"
     compare: bool | None = None
-    seed: int = Field(0, ge=0, lt=2**31)
-    pretrained: StrictBool | Path = False
+    seed: Whole = Field(0, ge=0, lt=2**31)
+    pretrained: StrictBool | GivenPath = False
     trials: TrialSettings = TrialSettings()
     replan: ReplanSettings = ReplanSettings()
-    evaluate_every: int = Field(0, ge=0)
-    evaluation_examples: int = Field(256, ge=1)
+    evaluate_every: Whole = Field(0, ge=0)
+    evaluation_examples: Whole = Field(256, ge=1)
     tokenizer: TokenizerSettings | None = None
     parquet: ParquetSettings | None = None
     image_folder: ImageFolderSettings | None = None
@@ -314,6 +315,17 @@ class Workload(Record):
     def trial_steps(self) -> int:
         """Steps of the longest trials."""
         return self.trials.longest(self.num_steps)
+
+    @property
+    def odd(self) -> str:
+        """What is allowed here and yet hardly meant, in a sentence; empty: nothing is."""
+        warmup, steps = self.optimizer.warmup_steps, self.num_steps
+        if warmup <= steps:
+            return ""
+        return (
+            f"optimizer: warmup_steps is {warmup:,}, and the training has {plural(steps, 'step')}: its learning rate "
+            f"still rises when it ends, at {steps / warmup:.0%} of {self.optimizer.learning_rate:g}"
+        )
 
     @property
     def in_slices(self) -> bool:

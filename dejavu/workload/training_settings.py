@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from dejavu.workload.record import Number, Record, Whole
 
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
 TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
@@ -14,11 +16,7 @@ TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compar
 HALVED_PART, COMPARED_PART = 4, 2
 
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+Share = Annotated[Number, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Record):
@@ -37,15 +35,15 @@ class OptimizerSettings(Record):
     """
 
     name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(1e-3, gt=0, lt=float("inf"))
-    weight_decay: float = Field(0.01, ge=0, lt=float("inf"))
-    warmup_steps: int = Field(0, ge=0)
+    learning_rate: Number = Field(1e-3, gt=0, lt=float("inf"))
+    weight_decay: Number = Field(0.01, ge=0, lt=float("inf"))
+    warmup_steps: Whole = Field(0, ge=0)
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: Number = Field(0.0, ge=0, lt=1)
     betas: tuple[Share, Share] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0, lt=1)
+    epsilon: Number = Field(1e-8, gt=0, lt=1)
     decayed: Literal["all", "matrices"] = "all"
-    clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
+    clip_norm: Number | None = Field(None, gt=0, lt=float("inf"))
     master_weights: bool = False
 
     @property
@@ -70,13 +68,13 @@ class TrialSettings(Record):
             compared with: those that a proposer tries anyway, and others beside the `count`. 0: no comparison.
     """
 
-    count: int = Field(8, ge=0, le=100_000)
-    steps: int | None = Field(None, ge=1)
-    reduction: int = Field(3, ge=2)
+    count: Whole = Field(8, ge=0, le=100_000)
+    steps: Whole | None = Field(None, ge=1)
+    reduction: Whole = Field(3, ge=2)
     proposer: str = "mixed"
     schemes: tuple[str, ...] | None = None
-    deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
-    default_draws: int = Field(3, ge=0, le=1000)
+    deadline_seconds: Number = Field(3600.0, gt=0, lt=float("inf"))
+    default_draws: Whole = Field(3, ge=0, le=1000)
 
     def longest(self, num_steps: int) -> int:
         """Return the steps of the longest trials, where the whole training has `num_steps`.
@@ -107,8 +105,8 @@ class ReplanSettings(Record):
     """
 
     action: Literal["notify", "plan", "migrate"] = "notify"
-    margin: float = Field(0.03, ge=0, lt=1)
-    snapshot_every: int = Field(1, ge=0)
+    margin: Number = Field(0.03, ge=0, lt=1)
+    snapshot_every: Whole = Field(1, ge=0)
     improve: Literal["never", "search", "joint"] = "never"
 
     @model_validator(mode="after")

@@ -21,15 +21,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from dejavu.importers._base import BadRow, Batch, Importer, counted
-from dejavu.importers.alpa.files import COLUMNS, FLAGS, WANTED, parquet_pieces, pickle_pieces
+from dejavu.foundation.errors import InputError
+from dejavu.importers._base import BadRow, Batch, Importer, counted, option
+from dejavu.importers.alpa.files import COLUMNS, FLAGS, WANTED, clusters_of, parquet_pieces, pickle_pieces
 from dejavu.importers.cells import flag_texts, numbers_of, whole
 from dejavu.importers.kernel_rows import kernel_columns, moved_bytes
 from dejavu.importers.sources import files_of
 from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiles.kernel import Kernel
 
+OF_ANOTHER = "of another cluster"
 DEVICE = "V100-SXM2-16GB"  # of the p3.16xlarge nodes that Alpa was evaluated on (Zheng et al., OSDI 2022, section 8)
 
 _DTYPES = {"f16": ("float16", 2), "f32": ("float32", 4), "bf16": ("bfloat16", 2), "f64": ("float64", 8)}
@@ -41,27 +44,42 @@ class Alpa(Importer):
     """Collectives and matrix products on V100-class nodes, as Alpa profiled them.
 
     The pickle is read without running anything in it; see `restricted_pickle`. The devices are V100-SXM2-16GB, as in
-    Alpa's own file, unless `--device` says otherwise. See [Zheng et al., OSDI 2022](https://arxiv.org/abs/2201.12023).
+    Alpa's own file, unless `--device` says otherwise. A file may have the profiles of several clusters, whose rows
+    would look like repeats of each other: one is taken at a time. See [Zheng et al., OSDI 2022](https://arxiv.org/abs/2201.12023).
     """
 
     name: ClassVar[str] = "alpa"
     published: ClassVar[datetime] = datetime(2022, 7, 11, tzinfo=UTC)  # the first day of OSDI 2022
 
+    cluster: str | None = option("whose points are imported, where the file has those of several clusters")
+
     def files(self, path: Path) -> list[Path]:
         return files_of(path, ("prof_database.pkl",), WANTED)
 
     def batches(self, file: Path) -> Iterator[Batch]:
+        cluster = self._chosen(file)
         pieces = parquet_pieces(file) if file.suffix == ".parquet" else pickle_pieces(file)
         device = self.devices.every or self.devices.given.get("default") or DEVICE
         for start, frame in pieces:
-            yield self._batch(file, start, frame, device)
+            yield self._batch(file, start, frame, device, frame["cluster"].to_numpy() != cluster)
 
-    def _batch(self, path: Path, start: int, frame: pd.DataFrame, device: str) -> Batch:
+    def _chosen(self, file: Path) -> str:
+        """Return the cluster whose points are taken. Raises InputError where several are there and none was named."""
+        found = clusters_of(file)
+        named = f"the {'cluster' if len(found) == 1 else 'clusters'} {', '.join(map(repr, found))}"
+        if self.cluster is None and len(found) > 1:
+            raise InputError(f"{file} has {named}; name one with --cluster, and its device with --device")
+        if self.cluster is not None and found and self.cluster not in found:
+            raise InputError(f"{file} has no cluster {self.cluster!r}; it has {named}")
+        return self.cluster or "".join(found)
+
+    def _batch(self, path: Path, start: int, frame: pd.DataFrame, device: str, others: NDArray[np.bool_]) -> Batch:
         problems = np.full(len(frame), None, dtype=object)
         flag_texts("seconds", frame["seconds"], problems)
         for flag in FLAGS:
             flag_texts(flag, frame[flag], problems, wanted="true or false")
-        sound = np.array([problem is None for problem in problems], dtype=bool)
+        problems[others] = None
+        sound = np.array([problem is None for problem in problems], dtype=bool) & ~others
         flags = {flag: sound & (numbers_of(frame[flag]) == 1) for flag in FLAGS}
         failed = flags["failed"]
         noop = flags["is_noop"] & ~failed
@@ -69,7 +87,7 @@ class Alpa(Importer):
         content: list[Kernel | Collective | None] = []
         for row, entry in enumerate(frame.loc[:, list(COLUMNS)].itertuples(index=False, name=None)):
             thing: Kernel | Collective | None = None
-            if problems[row] is None and not (failed[row] or noop[row] or clamped[row]):
+            if sound[row] and not (failed[row] or noop[row] or clamped[row]):
                 try:
                     thing = _thing(*entry)
                 except ValueError as error:
@@ -94,6 +112,7 @@ class Alpa(Importer):
             moved_bytes=np.concatenate([moved_bytes(kernels), np.full(len(collectives), np.nan)]),
             skipped=counted(
                 [
+                    (OF_ANOTHER, others),
                     ("nothing to do or send", noop),
                     ("failed in Alpa", failed),
                     ("not measured: Alpa raised it from the next smaller size", clamped),

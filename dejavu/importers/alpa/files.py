@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS
@@ -23,6 +24,8 @@ from dejavu.importers.sources import check_columns, parquet_columns, parquet_fra
 
 RECORD = "alpa.mesh_profiling.MeshProfilingResult"
 WANTED = "Alpa's prof_database.pkl or its Parquet form"
+CLUSTER = "cluster"  # the column with its name; older files have none
+NO_NAME = "no name"  # of points that say nothing of their cluster
 COLUMNS = ("mesh_nodes", "mesh_gpus_per_node", "op", "replica_groups", "dtype", "size_elements", "seconds", "flop")
 _NUMBERS = ("size_elements", "flop")
 FLAGS = ("is_noop", "is_monotone_clamped", "failed")
@@ -44,27 +47,40 @@ class MeshProfile:
     available_memory_per_device: float | None = None
 
 
+def clusters_of(path: Path) -> list[str]:
+    """Return the names of the clusters whose points a file has. Raises InputError where it has none of Alpa's forms."""
+    if path.suffix != ".parquet":
+        return sorted({_cluster(key, str(path)) for key in _content(path)})
+    if CLUSTER not in parquet_columns(path, WANTED):
+        return [NO_NAME]
+    return sorted({str(name) for _, frame in parquet_frames(path, (CLUSTER,)) for name in _names(frame[CLUSTER])})
+
+
 def parquet_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Yield pieces with `COLUMNS` and `FLAGS`, and each one's first point. Raises InputError for other columns.
+    """Yield pieces with `COLUMNS`, `FLAGS` and `CLUSTER`, and each one's first point.
+
+    Raises InputError for other columns.
 
     Where a number or a flag is wanted and none was found, a cell is its text, or missing.
     """
-    check_columns(path, parquet_columns(path, WANTED), (*COLUMNS, *FLAGS))
-    for start, frame in parquet_frames(path, (*COLUMNS, *FLAGS)):
+    found = parquet_columns(path, WANTED)
+    check_columns(path, found, (*COLUMNS, *FLAGS))
+    named = (CLUSTER,) if CLUSTER in found else ()
+    for start, frame in parquet_frames(path, (*COLUMNS, *FLAGS, *named)):
+        clusters = _names(frame[CLUSTER]) if named else NO_NAME
         texts = {column: texts_of(frame[column]) for column in ("op", "dtype", "replica_groups")}
         numbers = {column: cells_of(frame[column]) for column in ("mesh_nodes", "mesh_gpus_per_node", *_NUMBERS)}
-        yield start, frame.assign(**texts, **numbers, **{flag: cells_of(frame[flag]) for flag in FLAGS})
+        yield (
+            start,
+            frame.assign(**texts, **numbers, **{flag: cells_of(frame[flag]) for flag in FLAGS}, cluster=clusters),
+        )
 
 
 def pickle_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
     """Yield what `parquet_pieces` does. Raises InputError for anything but such a profile; runs nothing in it."""
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise InputError(f"{path} has {size:,} bytes; wanted at most {MOST_BYTES:,}")
-    content = read_plain(path.read_bytes(), RECORD, str(path))
     start, waiting = 0, 0
     pieces: list[pd.DataFrame] = []
-    for frame in _series(content, str(path)):
+    for frame in _series(_content(path), str(path)):
         pieces.append(frame)
         waiting += len(frame)
         if waiting >= BATCH_ROWS:
@@ -74,12 +90,21 @@ def pickle_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
         yield start, pd.concat(pieces, ignore_index=True)
 
 
-def _series(content: Any, where: str) -> Iterator[pd.DataFrame]:
-    """Yield one collective over one grouping, or the products, of one dtype, size by size."""
+def _content(path: Path) -> dict[Any, Any]:
+    """Read a pickle. Raises InputError for what is no dict; runs nothing in it."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise InputError(f"{path} has {size:,} bytes; wanted at most {MOST_BYTES:,}")
+    content = read_plain(path.read_bytes(), RECORD, str(path))
     if type(content) is not dict:
-        raise InputError(f"{where} holds a {type(content).__name__}; wanted a dict of meshes")
+        raise InputError(f"{path} holds a {type(content).__name__}; wanted a dict of meshes")
+    return content
+
+
+def _series(content: dict[Any, Any], where: str) -> Iterator[pd.DataFrame]:
+    """Yield one collective over one grouping, or the products, of one dtype, size by size."""
     for key, value in content.items():
-        nodes, devices_per_node = _mesh(key, where)
+        (nodes, devices_per_node), cluster = _mesh(key, where), _cluster(key, where)
         mesh = f"{where}: mesh {nodes} × {devices_per_node}"
         if not isinstance(value, Record):
             raise InputError(f"{mesh}: found a {type(value).__name__}; wanted a {RECORD}")
@@ -88,7 +113,7 @@ def _series(content: Any, where: str) -> Iterator[pd.DataFrame]:
             place = f"{mesh}: {operation}_cost_dict"
             for (groups, dtype), points in _entries(getattr(profile, f"{operation}_cost_dict"), place):
                 yield _frame(operation, groups, dtype, points, place).assign(
-                    mesh_nodes=nodes, mesh_gpus_per_node=devices_per_node
+                    mesh_nodes=nodes, mesh_gpus_per_node=devices_per_node, cluster=cluster
                 )
 
 
@@ -98,6 +123,17 @@ def _mesh(key: Any, where: str) -> tuple[int, int]:
         if all(type(count) is int and 0 < count < 2**20 for count in key[1]):
             return nodes, devices_per_node
     raise InputError(f"{where}: found a key {_short(key)}; wanted (cluster, (nodes, devices on each))")
+
+
+def _cluster(key: Any, where: str) -> str:
+    _mesh(key, where)
+    return key[0] if type(key[0]) is str and key[0] else NO_NAME if key[0] in (None, "") else _short(key[0])
+
+
+def _names(clusters: pd.Series) -> NDArray[np.object_]:
+    names = texts_of(clusters)
+    names[names == ""] = NO_NAME
+    return names
 
 
 def _profile(record: Record, where: str) -> MeshProfile:

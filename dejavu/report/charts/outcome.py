@@ -182,7 +182,10 @@ def _slice(name: str, trials: Sequence[TrialResult], shared: int, winner: TrialR
 
 
 def _curve(first_step: int, losses: Sequence[float]) -> dict[str, list[Any]]:
-    """Return steps and losses, of long curves every so-manyth; what is not finite is a gap."""
+    """Return steps and losses, of long curves every so-manyth and the last; what is not finite is a gap."""
     every = -(-len(losses) // MOST_POINTS) or 1
-    steps = range(first_step, first_step + len(losses))[::every]
-    return {"x": list(steps), "y": [float(f"{y:.5g}") if math.isfinite(y) else None for y in losses[::every]]}
+    shown = [*range(0, len(losses), every)]
+    if losses and shown[-1] != len(losses) - 1:
+        shown.append(len(losses) - 1)
+    finite = [float(f"{losses[k]:.5g}") if math.isfinite(losses[k]) else None for k in shown]
+    return {"x": [first_step + k for k in shown], "y": finite}

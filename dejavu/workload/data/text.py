@@ -68,6 +68,7 @@ def _read(path: Path | None) -> tuple[np.ndarray, str]:
         if len(joined) >= _MOST_BYTES:
             break
     if not joined:
-        raise InputError(f"no text was found in {path or LIBRARY}; wanted a file, or .txt .md .py files", ("text",))
+        wanted = "a file that is not empty" if files else "a file, or a folder with .txt, .md or .py files"
+        raise InputError(f"no text was found in {path or LIBRARY}; wanted {wanted}", ("text",))
     text = bytes(joined)
     return np.frombuffer(text, dtype=np.uint8), hash_of(text)

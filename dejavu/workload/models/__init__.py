@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, get_type_hints
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, did_you_mean, named
@@ -86,6 +89,7 @@ def model_of(workload: Workload) -> Model:
             f"{did_you_mean(unknown[0], known) or '; wanted one of ' + ', '.join(known)}",
             ("model_options", unknown[0]),
         )
+    _check_kinds(kind, workload.model_options)
     try:
         return kind(**workload.model_options)
     except TypeError as error:
@@ -93,6 +97,18 @@ def model_of(workload: Workload) -> Model:
             f"model {workload.model!r} does not take model_options {workload.model_options}: {error}",
             ("model_options",),
         ) from error
+
+
+def _check_kinds(kind: type[Model], options: Mapping[str, Any]) -> None:
+    """Check that true, false and numbers are where they are wanted: the text "no" would pass for true."""
+    types = get_type_hints(kind)
+    for option, value in options.items():
+        is_flag, wants_flag = isinstance(value, bool), types[option] is bool
+        if is_flag != wants_flag or (types[option] is float and not isinstance(value, int | float)):
+            said = f"model_options: {option} is {json.dumps(value) if is_flag else repr(value)}"
+            raise InputError(
+                f"{said}; wanted {'true or false' if wants_flag else 'a number'}", ("model_options", option)
+            )
 
 
 def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:

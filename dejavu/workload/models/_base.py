@@ -24,6 +24,7 @@ def source_hash(thing: object) -> str:
 
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
 DIGITS = {"data": "digits"}
+MOST_BLOCKS, MOST_SIZE = 100_000, 10_000_000  # of a model, and a width or number in it: more is a typing mistake
 
 Split = Literal["columns", "rows", "gathered", "scores", "shared", "summed", "positions", "all positions"]
 _Loss = TypeVar("_Loss", bound=Callable[..., torch.Tensor])
@@ -287,7 +288,7 @@ def renamed(names: Iterable[str], modules: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_whole_numbers(model: Model, *names: str) -> None:
-    """Check that these settings are whole numbers ≥ 1.
+    """Check that these settings are whole numbers ≥ 1, and no larger than any model's.
 
     Raises:
         InputError: one is not.
@@ -296,6 +297,16 @@ def check_whole_numbers(model: Model, *names: str) -> None:
         value = getattr(model, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+        most = MOST_BLOCKS if name == "num_blocks" else MOST_SIZE
+        if value > most:
+            raise InputError(f"model_options: {name} is {value:,}; wanted at most {most:,}", ("model_options",))
+
+
+def are_counts(value: Any, length: int) -> bool:
+    """Whether this is a list of so many numbers of layers, 1 or more each."""
+    if not isinstance(value, list | tuple) or len(value) != length:
+        return False
+    return all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= MOST_BLOCKS for one in value)
 
 
 def check_divides(model: Model, name: str, divisor: str) -> None:

@@ -222,7 +222,7 @@ class T5(Model):
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, "num_blocks", "width", "num_heads", "head_width", "feedforward")
-        if self.encoder_length:
+        if self.encoder_length != 0:
             check_whole_numbers(self, "encoder_length")
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:

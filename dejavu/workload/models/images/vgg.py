@@ -12,7 +12,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import IMAGES, LayerBuilder, Model, check_images, check_whole_numbers
+from dejavu.workload.models._base import IMAGES, LayerBuilder, Model, are_counts, check_images, check_whole_numbers
 
 NUM_GROUPS = 5
 MOST_WIDENING = 8  # the last two groups are as wide as each other: 512 where the first has 64
@@ -67,7 +67,7 @@ class VGG(Model):
     def __post_init__(self) -> None:
         check_whole_numbers(self, "width", "hidden")
         groups = self.convolutions
-        if len(groups) != NUM_GROUPS or not all(isinstance(count, int) and count >= 1 for count in groups):
+        if not are_counts(groups, NUM_GROUPS):
             raise InputError(
                 f"model_options: convolutions is {groups!r}; wanted {NUM_GROUPS} whole numbers ≥ 1", ("model_options",)
             )

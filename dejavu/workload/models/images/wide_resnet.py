@@ -12,7 +12,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import IMAGES, LayerBuilder, Model, check_images, check_whole_numbers
+from dejavu.workload.models._base import IMAGES, LayerBuilder, Model, are_counts, check_images, check_whole_numbers
 from dejavu.workload.models.modules.images import Classifier
 
 EXPANSION = 4  # a block's outputs, as a multiple of its group's width
@@ -77,7 +77,7 @@ class WideResNet(Model):
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, "width", "width_factor")
-        if len(self.blocks) != NUM_GROUPS or not all(isinstance(count, int) and count >= 1 for count in self.blocks):
+        if not are_counts(self.blocks, NUM_GROUPS):
             raise InputError(
                 f"model_options: blocks is {self.blocks!r}; wanted {NUM_GROUPS} whole numbers ≥ 1", ("model_options",)
             )

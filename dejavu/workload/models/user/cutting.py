@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
-from dejavu.foundation.tracing import FakeMode, fake_tensors
+from dejavu.foundation.tracing import FakeMode, fake_tensors, without_torchs_stack
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import layer_name, parts, tie, watch
 from dejavu.workload.models.user.layer import build
@@ -71,7 +71,8 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     with fake_tensors(mode):
         module = make()  # without what watched it
     try:
-        pieces, notes = trace(module, example)
+        with without_torchs_stack():
+            pieces, notes = trace(module, example)
     except Exception as error:  # whatever torch finds in a user's code
         return _whole(reason, f"torch.export cannot trace it: {_said(error)}")
     if len(pieces) == 1:
