@@ -233,8 +233,8 @@ def test_what_is_wrong_is_a_sentence_and_nothing_was_started(
 
 
 WORDS = {
-    "plan --model ''": "is a folder; wanted a workload file, or a model's name",
-    "plan --workload ''": "is a folder; wanted a workload file, or a model's name",
+    "plan --model ''": "found no name; wanted a workload file, or a model's name",
+    "plan --workload ''": "found no name; wanted a workload file, or a model's name",
     "plan --dask tls://": "Dask at tls:// is no scheduler's address; wanted a host and a port",
     "plan --dask tls://head": "Dask at tls://head is no scheduler's address; wanted a host and a port",
     "run --dask tls://[::1": "is no scheduler's address; wanted a host and a port",

@@ -111,9 +111,9 @@ def test_schedules_with_a_split_backward_pass_are_refused(schedule: str, tmp_pat
     assert set(allowed) == set(default_schedules()) - set(SPLIT)
     assert PlanRequest(EAGER, cluster).allowed_schedules == (*default_schedules(), CHIMERA)
     job = launched(TINY.model_copy(update={"compile": True}), tmp_path, (1, 2, 3))
-    plan = replace(job.binding.plan, schedule=schedule)
+    binding = by_hand(schedule, (0, 1, 2, 3, 5), [one_device()] * 2, job.workload.num_microbatches)
     with pytest.raises(InputError, match=rf"schedule {schedule} runs the backward pass in two parts"):
-        launch(replace(job, binding=replace(job.binding, plan=plan)))
+        launch(replace(job, binding=binding))
 
 
 def test_a_compiler_that_is_not_there_is_told_before_any_rank_starts(

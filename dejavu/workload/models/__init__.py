@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, did_you_mean, named
@@ -99,16 +100,29 @@ def model_of(workload: Workload) -> Model:
         ) from error
 
 
-def _check_kinds(kind: type[Model], options: Mapping[str, Any]) -> None:
+def _check_kinds(kind: Callable[..., Model], options: Mapping[str, Any]) -> None:
     """Check that true, false and numbers are where they are wanted: the text "no" would pass for true."""
-    types = get_type_hints(kind)
-    for option, value in options.items():
-        is_flag, wants_flag = isinstance(value, bool), types[option] is bool
-        if is_flag != wants_flag or (types[option] is float and not isinstance(value, int | float)):
+    for option, wanted in _types_of(kind).items():
+        value = options.get(option)
+        is_flag = isinstance(value, bool)
+        if option not in options or (value is None and NoneType in wanted) or (is_flag and {bool, Any} & wanted):
+            continue
+        wants_a_number = wanted <= {int, float, NoneType}
+        if is_flag or wanted <= {bool, NoneType} or (wants_a_number and not isinstance(value, int | float)):
             said = f"model_options: {option} is {json.dumps(value) if is_flag else repr(value)}"
-            raise InputError(
-                f"{said}; wanted {'true or false' if wants_flag else 'a number'}", ("model_options", option)
-            )
+            form = "a number" if wants_a_number else "neither true nor false" if is_flag else "true or false"
+            raise InputError(f"{said}; wanted {form}", ("model_options", option))
+
+
+def _types_of(kind: Callable[..., Model]) -> dict[str, set[Any]]:
+    """Return which types each of a model's options may have; of a model that does not tell, as a function, nothing."""
+    try:
+        hints = get_type_hints(kind)
+    except (NameError, TypeError):
+        return {}
+    return {
+        name: set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint} for name, hint in hints.items()
+    }
 
 
 def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
