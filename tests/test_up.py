@@ -318,7 +318,7 @@ def is_training(up: Up, run: str) -> bool:
 
 def test_a_run_cancelled_while_it_trains_leaves_nothing(up: Up) -> None:
     """Fault 7: by Prefect's API, as its page does."""
-    run = up.submit("dejavu/full", workload=LONG)
+    run = up.submit("dejavu/full", workload=LONG, microbatches=[4])  # no other size is measured
     eventually(lambda: is_training(up, run), "loss")
     before = {process.pid for process in processes_of(up.project)}
     up.cancel(run)
