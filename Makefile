@@ -8,10 +8,10 @@ RESULTS ?= .dejavu/benchmarks
 BENCH := $(BIN)/python -m benchmarks
 # Without --no-compile pip compiles all 20,000 modules on one core, for a minute; what is imported is compiled then.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# Quick tests: a process for each core. Those that start servers, workers or ranks wait for these, so two processes more
+# Quick tests: a process for each core. Those that start servers, workers or ranks wait for these, so one process more
 # than there are cores, a file at a time in each.
 QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
-WHOLE = --numprocesses $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))") --dist loadfile --no-loadscope-reorder
+WHOLE = --numprocesses $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))") --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
