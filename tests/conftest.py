@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's backgr
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What MLflow, torch and Prefect leave among the temporary files goes when the tests end; `tmp_path` stays."""
+    if hasattr(config, "workerinput"):
+        return  # it has the folder of the process that started it
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="dejavu-tests-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def _ignored() -> set[signal.Signals]:
