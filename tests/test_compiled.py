@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ def run_loop(tmp_path: Path, copy: str, text: str, **environment: str) -> int:
     for room in (package, package / "foundation", package / "room", package / "room" / "inner"):
         room.mkdir(exist_ok=True)
         (room / "__init__.py").touch()
-    (package / "foundation" / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    for name in ("compiled.py", "user_cache.py"):
+        shutil.copy(Path(compiled.__file__).with_name(name), package / "foundation")
     (package / "room" / "inner" / "loop.py").write_text(text)
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(package.parent), **environment}
     command = [sys.executable, "-c", LOOP.format(package="dejavu.room.inner.loop")]

@@ -43,3 +43,11 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, dejavu; print([name for name in ('torch', 'numpy', 'numba', 'prefect') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ranks_import_nothing_that_only_searches_and_tables_want() -> None:
+    """It would take each a third of its start."""
+    names = ("numba", "scipy", "pandas", "sklearn", "pyarrow")
+    code = f"import sys, dejavu.runtime.worker; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

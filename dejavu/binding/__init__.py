@@ -7,9 +7,25 @@ draws.py           random bindings
 exact_labels.py    all bindings, compared rank by rank
 local.py           improving one binding by local search, where there are too many
 reasons.py         why each rank is where it is
+
+Names are imported when they are first used: the record of a binding is read by every rank, which binds nothing, and
+scipy's assignment takes a third of a second to import.
 """
 
-from dejavu.binding.binder import RANDOM_BINDINGS, bind, bind_in_order
-from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dejavu.binding.binder import RANDOM_BINDINGS, bind, bind_in_order
+    from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
 
 __all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "VirtualWorker", "bind", "bind_in_order"]
+_OF_THE_BINDER = ("RANDOM_BINDINGS", "bind", "bind_in_order")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'binder' if name in _OF_THE_BINDER else 'binding'}"), name)

@@ -22,6 +22,8 @@ import numba
 from numba.core import event
 from numba.core.caching import _CacheLocator
 
+from dejavu.foundation.user_cache import user_cache_folder
+
 __all__ = ["cache_folder", "compiling_elsewhere", "has_compiled", "njit", "told_of_compiling"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -44,7 +46,7 @@ def njit(**options: Any) -> Callable[[_Loop], _Loop]:
 
 def cache_folder() -> Path:
     """Return the folder of compiled loops, unless `NUMBA_CACHE_DIR` names another."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dejavu" / "numba"
+    return user_cache_folder() / "numba"
 
 
 def has_compiled(room: str) -> bool:

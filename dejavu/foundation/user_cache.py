@@ -18,10 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dejavu.foundation.compiled import cache_folder
-
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # zlib's fastest: entries are numbers that repeat
+
+
+def user_cache_folder() -> Path:
+    """Return the folder of all that this user's projects share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dejavu"
 
 
 def load(kind: str, key: Any) -> bytes | None:
@@ -70,4 +73,4 @@ def _text_hash(paths: tuple[Path, ...]) -> str:
 
 def _path_of(kind: str, key: Any) -> Path:
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return cache_folder().parent / kind / name[:2] / name
+    return user_cache_folder() / kind / name[:2] / name

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dejavu.foundation.compiled import cache_folder
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.user_cache import user_cache_folder
 
 MOST_FORMS = 256  # of layers that share their code: torch's own limit is 8, beyond which it stops to compile silently
 
@@ -42,7 +42,7 @@ def compile_layers(layers: nn.Module) -> None:
     random numbers are drawn as without it, and it starts no processes, which a rank that is killed would leave behind.
     """
     if Path(os.environ.get(CACHE, TORCHS_OWN)).name.startswith(TORCHS_OWN):  # by torch
-        os.environ[CACHE] = str(cache_folder().parent / "inductor")
+        os.environ[CACHE] = str(user_cache_folder() / "inductor")
     import torch._dynamo.config as tracing  # seconds
     import torch._inductor.config as generating
 
