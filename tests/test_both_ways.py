@@ -175,6 +175,7 @@ def test_ranks_have_the_losses_of_one_process() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_training_goes_on_any_other_way(tmp_path: Path) -> None:
     """In both directions → in slices → as it was asked for, each from the checkpoint before it."""
     asked = GPT.model_copy(update={"num_steps": 6})

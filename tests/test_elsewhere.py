@@ -101,6 +101,7 @@ def test_addresses_of_unknown_hosts_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_printed_lines_train_and_go_on_when_they_are_run_again(tmp_path: Path) -> None:
     """Each in a shell of its own on loopback, in an environment that knows nothing of ours."""
     job = job_on(tmp_path)

@@ -96,6 +96,7 @@ def test_a_link_sends_at_its_rate_at_most(namespaces: dict[str, str]) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_ranks_on_two_hosts_train_one_job_after_another(namespaces: dict[str, str]) -> None:
     """The second has its ranks the other way round, the third fewer."""
     jobs = [

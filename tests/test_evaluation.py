@@ -80,6 +80,7 @@ def test_a_launch_evaluates_and_trains_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_beside_the_last_two(tmp_path: Path) -> None:
     """Few examples and a high rate: what is held out is worst at the end."""
     fields = {"model": "mlp", "model_options": {"num_blocks": 3, "width": 16}, "data": "digits", "held_out": 0.95}

@@ -382,6 +382,7 @@ devices: {{core: {{kind: cpu, memory: 4 GiB, bandwidth: 10 GB/s, float32: 1 GFLO
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_file_that_is_edited_meanwhile_is_another_run_s(project: Path) -> None:
     """Fault 25: from the moment it was read, through the search, to the records: the cluster of this run is pinned."""
     file, before, after = project / "cores.yaml", CORES.format(hosts="w0, w1, w2"), CORES.format(hosts="other")

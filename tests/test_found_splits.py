@@ -201,6 +201,7 @@ def test_wide_layers_of_a_module_are_offered_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     stage, small = [one_device(1, 2)], DROPOUT.model_copy(update={"num_steps": 3, "evaluate_every": 0})
     whole = (0, len(builders_of(small)))

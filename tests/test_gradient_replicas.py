@@ -69,6 +69,7 @@ FAULTS = (GradientFault("noise", 3, first_step=2), GradientFault("nan", 1, "bloc
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_ranks_train_as_one_process_that_applies_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five replicas of the whole model, with unequal shares of microbatches of 12 (of 6 in two runs).
 

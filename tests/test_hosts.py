@@ -190,6 +190,7 @@ def test_no_worker_is_missed_while_the_client_s_own_copy_is_written_anew(
         other.join()
 
 
+@pytest.mark.slow
 def test_two_hosts_train_as_one_process_and_survive_a_killed_rank(
     tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
 ) -> None:

@@ -351,6 +351,7 @@ def test_a_command_searches_in_jobs(slurm: Slurm, tmp_path: Path, words: tuple[s
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_command_that_is_interrupted_ends_its_jobs(slurm: Slurm, tmp_path: Path) -> None:
     slurm.command("sbatch", WAITING)
     command, environment = words_of("plan", "--dask", "2xslurm", tmp_path=tmp_path)

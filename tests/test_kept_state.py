@@ -319,6 +319,7 @@ def test_gc_of_an_empty_project(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_mlflow_s_older_runs_are_erased_with_their_artifacts(tmp_path: Path) -> None:
     for number in range(3):
         with Tracker.open(tmp_path, f"run {number}") as run:

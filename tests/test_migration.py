@@ -122,6 +122,7 @@ def test_a_lost_host_leaves_its_replica_s_mate(tmp_path: Path) -> None:
     assert largest_difference(WORKLOAD, result.losses) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_lost_host_without_a_replica_lives_on_in_its_neighbour_s_memory(tmp_path: Path) -> None:
     result, decisions = train(bound((0, 1, 3, 5), 1, 3), tmp_path, 3, once(lambda: lose("beta"), 12))
     (migration,) = result.migrations

@@ -165,6 +165,7 @@ def test_there_is_one_for_every_optimizer() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_training_goes_on_where_the_state_is_kept_elsewhere_and_back(tmp_path: Path) -> None:
     """From ranks with ZeRO, state and weights on the host, by a checkpoint, to other cuts with none there, and back."""
     workload = Workload(

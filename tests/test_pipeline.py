@@ -636,6 +636,7 @@ def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
     assert result.resumed_from_step == 4
 
 
+@pytest.mark.slow
 def test_whole_experts_go_on_as_parts_of_each(tmp_path: Path) -> None:
     """A checkpoint has whole matrices of all experts, whoever had which."""
     workload = MIXTRAL.model_copy(update={"num_steps": 4})
@@ -655,6 +656,7 @@ def test_whole_experts_go_on_as_parts_of_each(tmp_path: Path) -> None:
     assert result.resumed_from_step == 2
 
 
+@pytest.mark.slow
 def test_master_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
     """Two stages to one in two shards: without its masters the training would start over from rounded weights."""
     workload = MASTERS.model_copy(update={"num_steps": 4})

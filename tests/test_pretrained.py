@@ -251,7 +251,8 @@ def test_a_pipeline_starts_from_them(case: str, trained: tuple[Workload, float, 
 
 @needs_transformers
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.slow
 def test_there_and_back_again(kind: str, tmp_path: Path) -> None:
     """Saved by transformers, trained on two ranks, exported, read by transformers, trained further."""
     saved(kind, tmp_path / "first")

@@ -50,6 +50,7 @@ def never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_quiet")
+@pytest.mark.slow
 def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
     graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_size_that_its_neighbours_contradict_is_measured_again_at_once(
     assert {row.seconds for row in database.latest(kind="transfer")} == {row.seconds for row in rows}
 
 
+@pytest.mark.slow
 def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
     graph: Graph, tiny: Workload, here: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

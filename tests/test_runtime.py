@@ -106,6 +106,7 @@ def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tm
     assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_by_itself_a_training_has_few_checkpoints_and_of_what_it_evaluates(tiny: Workload, tmp_path: Path) -> None:
     """At most after the steps 12, 24 … 84 and 90: ten steps or more apart, and each where the loss is evaluated."""
     often = {"num_steps": 90, "checkpoint_every": "auto", "evaluate_every": 3, "held_out": 0.25}
@@ -254,6 +255,7 @@ def test_measured_times_come_back(trained: tuple[TrainingJob, TrainingResult], t
     assert remembered_step_seconds(graph, other, database) is None
 
 
+@pytest.mark.slow
 def test_a_training_beside_other_work_is_remembered_as_one(tiny: Workload, tmp_path: Path) -> None:
     """Its rows are there, its step is not what the plan takes, and a quiet training before it is not overruled."""
     job = replace(job_of(tiny, tmp_path / "run", (2,)), least_sample_seconds={host_fingerprint(): 1e-9})

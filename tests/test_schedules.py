@@ -490,6 +490,7 @@ def a_rank(rank: int, folder: str) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
     """Over gloo, each rank its own order; Chimera's two copies add their gradients up, late ones are as late."""
     spawn(a_rank, (str(tmp_path),), nprocs=RANKS)  # type: ignore[no-untyped-call]

@@ -170,6 +170,7 @@ def found(project: Project) -> service_record.Services:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_deployment_runs_as_a_user_types_it(running: Project) -> None:
     result = running.typed("prefect", "deployment", "run", "dejavu/full", "--watch")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -181,6 +182,7 @@ def test_a_deployment_runs_as_a_user_types_it(running: Project) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_the_plan_deployment_does_not_train(running: Project) -> None:
     result = running.typed("prefect", "deployment", "run", "dejavu/plan", "--param", "workload=plan", "--watch")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -290,6 +292,7 @@ def run_script(script: str, word: str, folder: Path) -> subprocess.CompletedProc
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_what_a_temporary_server_was_not_sent_is_forgotten_with_it(tmp_path: Path) -> None:
     """One that is busy, or has been killed a moment ago: Prefect would try each event for 7 s, and complain."""
     result = run_script(LEAVES_EVENTS, "1000", tmp_path)  # sent one by one, 14 of them take 100 s

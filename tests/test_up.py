@@ -249,6 +249,7 @@ def test_the_report_draws_its_figures_in_mlflow_s_frame(
         shoot(browser, "report-in-mlflow")
 
 
+@pytest.mark.slow
 def test_a_workload_may_be_a_file_and_plan_is_the_command_s(up: Up, planned: str) -> None:
     assert up.end_of(planned) == "COMPLETED", up.logs(planned)
     planned = command(up.project, "dejavu", "plan", "--workload", SMALL, "--json")
@@ -261,6 +262,7 @@ def test_a_workload_may_be_a_file_and_plan_is_the_command_s(up: Up, planned: str
     )
 
 
+@pytest.mark.slow
 def test_a_run_from_the_form_has_what_was_typed(up: Up, browser: Any) -> None:
     """Of Prefect's pages; the run itself is cancelled, since others go the whole way."""
     with page(browser, up.services.prefect_url, "Deployments"):  # its first page sends on to the rest
@@ -304,6 +306,7 @@ def test_a_wrong_workload_is_said_in_one_sentence(up: Up) -> None:
     assert "there is no examples/workloads/none.yaml" in " ".join([up.run(run)["state"]["message"], *up.logs(run)])
 
 
+@pytest.mark.slow
 def test_run_shows_up_in_the_server_that_is_there(up: Up) -> None:
     before = len(up.api.post("/flow_runs/filter", json={}).json())
     ran = command(up.project, "dejavu", "run", "--no-train", "--workload", SMALL)
@@ -316,6 +319,7 @@ def is_training(up: Up, run: str) -> bool:
     return any(line.startswith("step ") and "loss" in line for line in up.logs(run))
 
 
+@pytest.mark.slow
 def test_a_run_cancelled_while_it_trains_leaves_nothing(up: Up) -> None:
     """Fault 7: by Prefect's API, as its page does."""
     run = up.submit("dejavu/full", workload=LONG, microbatches=[4])  # no other size is measured
@@ -427,6 +431,7 @@ def test_a_cluster_that_changes_is_planned_for_again(up: Up) -> None:
     assert len(schedules) == 1
 
 
+@pytest.mark.slow
 def test_deploying_again_leaves_one_schedule(up: Up) -> None:
     deployed = command(up.project, sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
@@ -434,6 +439,7 @@ def test_deploying_again_leaves_one_schedule(up: Up) -> None:
     assert [(one["slug"], one["active"]) for one in deployment["schedules"]] == [("look-at-the-cluster", False)]
 
 
+@pytest.mark.slow
 def test_of_two_runs_that_overlap_one_is_cancelled_with_the_reason(up: Up) -> None:
     """Fault 25: a look at the cluster that is due while one still goes on."""
     given = {"cluster": "cluster.yaml", "workload": SMALL}

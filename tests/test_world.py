@@ -150,6 +150,7 @@ def test_what_cannot_be_trained_together_is_said() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_training_goes_on_under_one_pipeline_and_back(tmp_path: Path) -> None:
     """A checkpoint knows no plan, of however many pipelines; a launch trains, tells its losses and its stages."""
     alone = by_hand("1f1b", (0, 2, L), [ONE, ONE], 4)
