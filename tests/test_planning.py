@@ -31,7 +31,7 @@ from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
-from dejavu.planning.schedules import fits
+from dejavu.planning.schedules import cut_evenly, fits
 from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
@@ -578,3 +578,30 @@ def test_more_devices_are_no_slower_and_every_plan_is_placed(
 def choice_bound(choice: Choice, one: Candidate) -> float:
     """What is proved of plans with as many microbatches."""
     return choice.simulated_bound_seconds(one.plan.num_microbatches)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_even_cut_is_the_best_of_all_where_some_layers_cannot_run(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    S, L = int(rng.integers(1, 5)), int(rng.integers(4, 9))
+    seconds_SL = rng.integers(1, 9, (S, L)).astype(float)
+    seconds_SL[rng.random((S, L)) < 0.2 * (seed % 3)] = np.inf
+    devices = [StageConfiguration(f"device{s}") for s in range(S)]
+    priced: Any = SimpleNamespace(
+        forward_seconds_CL=seconds_SL / 4,
+        backward_seconds_CL=3 * seconds_SL / 4,
+        problem=SimpleNamespace(index=devices.index),
+    )
+
+    def slowest(cuts: Sequence[int]) -> float:
+        spans = itertools.pairwise((0, *cuts, L))
+        return max(float(seconds_SL[s, start:stop].sum()) for s, (start, stop) in enumerate(spans))
+
+    best = min(map(slowest, itertools.combinations(range(1, L), S - 1)))
+    if best == np.inf:
+        with pytest.raises(InputError, match="layers that its devices can run"):
+            cut_evenly(priced, devices)
+        return
+    found = cut_evenly(priced, devices)
+    assert [stage.configuration for stage in found] == devices and (found[0].start, found[-1].stop) == (0, L)
+    assert slowest([stage.start for stage in found[1:]]) == pytest.approx(best, rel=1e-12)
