@@ -24,7 +24,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bound, format_bytes
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
@@ -32,7 +32,7 @@ from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits
-from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
+from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
@@ -276,6 +276,14 @@ def test_no_more_is_said_to_be_proved_than_is(choice: Choice, below: float) -> N
     assert ("is simulated faster" in said) == (below < 1e-6)
     assert ("0.1% shorter" in said) == (1e-6 < below < 1e-3)
     assert (f"{below:.1%} less" in said) == (1e-3 < below < 1)
+    assert (f"below {format_bound(bound)}" in said) == (1e-3 < below < 1)
+
+
+@pytest.mark.parametrize("number", [0.0999951, 0.9999, 0.12345, 1.0, 9.999, 99.96, 123.4, 999.9, 123456.0])
+def test_a_short_number_has_three_digits(number: float) -> None:
+    said = short(number)
+    assert float(said.replace(",", "")) == float(f"{number:.3g}")
+    assert len(said.replace(",", "").replace(".", "").lstrip("0")) == max(3, len(str(int(number + 0.5))))
 
 
 def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> None:
