@@ -445,5 +445,9 @@ def chain(kind: str) -> nn.Module:
     return CHAINS[kind]()
 
 
+def converting() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))

@@ -104,6 +104,8 @@ def test_such_chains_are_cut(kind: str, least: int) -> None:
 def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(InputError, match=r"it has a lazy module, .*; wanted nn\.Linear"):
         layers_of(workload_of("lazy"))
+    with pytest.raises(InputError, match=r"it converts its weights .*; wanted them as modules make them"):
+        layers_of(workload_of("converting"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):

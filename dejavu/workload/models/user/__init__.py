@@ -18,7 +18,12 @@ from dejavu.workload.models.user.cutting import Cut, Take, cut
 
 _CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds
 _MOST_CUTS = 16
-_LAZY = "it has a lazy module, whose sizes only a forward pass tells; wanted nn.Linear and the like, with sizes"
+_MISTAKES = {  # by what torch says of them
+    "UninitializedParameter": "it has a lazy module, whose sizes only a forward pass tells; wanted nn.Linear and the "
+    "like, with sizes",
+    "Couldn't swap": "it converts its weights (`.to`, `.half`, `.cuda`); wanted them as modules make them: the "
+    "workload's dtype and the plan's devices decide",
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
         with fake_tensors():
             made = factory(**options)
     except (Exception, SystemExit) as error:
-        said = _LAZY if "UninitializedParameter" in str(error) else f"{type(error).__name__}: {error}"
+        known = (said for words, said in _MISTAKES.items() if words in str(error))
+        said = next(known, f"{type(error).__name__}: {error}")
         message = f"model {reference!r} fails with model_options {dict(options)}: {said}"
         raise InputError(message, ("model_options",)) from error
     if isinstance(made, Model):
