@@ -348,7 +348,8 @@ def plan(
     check_target(target)
     machines, wanted = read_what_if(clusters[0], model, workload)
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
-    request = typed.request(wanted, machines, measured_costs(database), wanted.seed if seed is None else seed)
+    drawn = wanted.seed if seed is None else seed
+    request = typed.request(asked.first(wanted), machines, measured_costs(database), drawn)
     with ExitStack() as stack:
         ask: Ask | None = None
         if dask:
@@ -359,8 +360,8 @@ def plan(
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
         planner = Planner(ask, tell=tell, forks=not dask)
-        several = asked.answer(request, planner.plan) if asked.is_asked else None
-        choice = None if several else planner.plan(asked.one(request))
+        several = asked.answer(request, wanted, planner.plan) if asked.is_asked else None
+        choice = None if several else planner.plan(request)
         team = beside(choice, planner) if choice and virtual_workers else None
     if several is not None:
         if json_target != STDOUT:

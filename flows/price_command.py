@@ -57,10 +57,10 @@ def show(found: OwnPlan) -> None:
     from rich.table import Table
 
     from dejavu.foundation.tables import print_whole
-    from dejavu.foundation.units import format_bytes, format_seconds, plural
+    from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
     from flows.printing import console
 
-    table = Table(title=f"{found.plan.schedule_name}, {plural(found.plan.num_microbatches, 'microbatch')}")
+    table = Table(title=f"{found.plan.schedule_name}, {in_microbatches(found.plan.num_microbatches, found.accumulate)}")
     for name in ("stage", "on", "a microbatch", "memory", "of"):
         table.add_column(name, no_wrap=name != "on", overflow="fold")
     for s, stage in enumerate(found.plan.stages):

@@ -29,6 +29,7 @@ from dejavu.what_if import (
     what_changes,
     what_is_cheapest,
 )
+from dejavu.workload import Workload
 from flows.inputs import load_cluster_file, whole_numbers
 
 if TYPE_CHECKING:
@@ -98,14 +99,18 @@ class WhatIf:
     def _batches(self) -> tuple[int, ...]:
         return whole_numbers("--batch-size", self.batches)
 
-    def one(self, request: PlanRequest) -> PlanRequest:
-        """Return the request with the one sequence length and batch size that were given."""
-        ((_, workload),) = varied(request.workload, self._lengths, self._batches)
-        return replace(request, workload=workload)
+    def first(self, workload: Workload) -> Workload:
+        """Return the workload with the first, or the one, sequence length and batch size that were given."""
+        return varied(workload, self._lengths[:1], self._batches[:1])[0][1]
 
-    def cases(self, request: PlanRequest) -> list[Case]:
-        """Return what is planned side by side; before and after, where nodes are added or removed."""
-        workloads = varied(request.workload, self._lengths, self._batches)
+    def cases(self, request: PlanRequest, workload: Workload) -> list[Case]:
+        """Return what is planned side by side; before and after, where nodes are added or removed.
+
+        Args:
+            request: of the first.
+            workload: as it was before any length or batch size was given.
+        """
+        workloads = varied(workload, self._lengths, self._batches)
         if self.added or self.removed:
             file = NodeFile(self.clusters[0])
             counts = changed(file, parse_changes("--add", self.added), parse_changes("--remove", self.removed))
@@ -135,11 +140,11 @@ class WhatIf:
             raise InputError(f"--nodes {self.nodes}: found no range of numbers; wanted such as --nodes 1-16")
         return lowest, most
 
-    def answer(self, request: PlanRequest, plan: Callable[[PlanRequest], Choice]) -> Answers:
-        """Plan everything that is asked."""
+    def answer(self, request: PlanRequest, workload: Workload, plan: Callable[[PlanRequest], Choice]) -> Answers:
+        """Plan everything that is asked; of the arguments see `cases`."""
         if self.goal:
             return self._cheapest(request, plan)
-        rows = answer(self.cases(request), plan)
+        rows = answer(self.cases(request, workload), plan)
         compares = bool(self.added or self.removed) and len(rows) == 2
 
         def show(console: Console) -> None:

@@ -20,10 +20,10 @@ from prefect.artifacts import (
 
 from dejavu.cluster import Cluster
 from dejavu.cost.rates import Rates, rates
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import format_bound, format_seconds
 from dejavu.graphs.graph import Graph
 from dejavu.planning import Choice
-from dejavu.planning.sentences import NAMES, short
+from dejavu.planning.sentences import NAMES, scope, short
 from dejavu.runtime.job import TrainingJob
 from dejavu.timing.pace import Pace, in_words
 from dejavu.track import Tracker
@@ -146,7 +146,11 @@ def show_choice(choice: Choice) -> None:
         for shown, row in sorted(rows, key=lambda one: (not one[0].fits, one[0].step_seconds))
     ]
     bound = choice.simulated_lower_bound_seconds
-    proved = f"; proved: no allowed plan is simulated below {format_seconds(bound)}" if bound > 0 else ""
+    proved = (
+        f"; proved: no plan{scope(choice)} is simulated below {format_bound(bound, choice.simulated_seconds)}"
+        if bound > 0
+        else ""
+    )
     create_table_artifact(table, key="plans", description=f"Steps are predicted by simulation{proved}.")
 
 

@@ -386,3 +386,68 @@ class Mismatched(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.b(self.a(x.flatten(1)))
         return y
+
+
+class _Twice(nn.Sequential):
+    """A Sequential whose forward pass is its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = 2 * super().forward(x.flatten(1))
+        return found
+
+
+class _DeclaredInPlace(nn.Sequential):
+    def dejavu_layers(self) -> list[nn.Module]:
+        return list(self)
+
+
+class _States(nn.Module):
+    """What a recurrent layer gives as its output at the last step."""
+
+    def forward(self, both: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        return both[0][:, -1]
+
+
+def _hooked() -> nn.Module:
+    made = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10))
+    made.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return made
+
+
+def _one_act(act: nn.Module) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(64, 32), act, nn.Linear(32, 32), act, nn.Linear(32, 10)]
+
+
+def _rates(depth: int) -> list[float]:
+    """Rates of blocks, as vision models compute them."""
+    return [rate.item() for rate in torch.linspace(0.0, 0.1, depth)]
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "a forward pass of its own": lambda: _Twice(nn.Linear(64, 32), nn.Linear(32, 10)),
+    "a hook": _hooked,
+    "a tuple between two": lambda: nn.Sequential(
+        nn.Flatten(1, 2), nn.LSTM(8, 16, batch_first=True), _States(), nn.Linear(16, 10)
+    ),
+    "one in-place module twice": lambda: nn.Sequential(*_one_act(nn.ReLU(inplace=True))),
+    "a view written to": lambda: nn.Sequential(
+        nn.Linear(8, 8), nn.Flatten(), nn.Identity(), nn.ReLU(inplace=True), nn.Linear(64, 10)
+    ),
+    "declared, in place": lambda: _DeclaredInPlace(*_one_act(nn.Hardtanh(inplace=True))),
+    "rates read from a tensor": lambda: nn.Sequential(
+        nn.Flatten(), *(nn.Sequential(nn.Linear(64, 64), nn.Hardshrink(rate)) for rate in _rates(3)), nn.Linear(64, 10)
+    ),
+    "no child that does something": lambda: nn.Sequential(nn.Identity()),
+}
+
+
+def chain(kind: str) -> nn.Module:
+    return CHAINS[kind]()
+
+
+def converting() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))

@@ -46,7 +46,7 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
         (
             compared(3.414, 3.6, 3.55, 3.66),
             "after 10 steps the winner has loss 3.414, the median of 3 default draws 3.6 (3.55 to 3.66): "
-            "5.2 % below the default",
+            "5.2% below the default",
         ),
         (compared(3.58, 3.6, 3.55, 3.66), "no more than the default's seeds differ"),
         (compared(3.7, 3.6, 3.55, 3.66), "worse than the default here: the search chose it by later steps"),
@@ -57,7 +57,7 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
         ),
         (compared(3.66, 3.6, 3.55, 3.66, winner=Draw(seed=7)), "the search found nothing better than the default"),
         (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): 2 of 3 default draws failed"),
-        (compared(3.0, 4.0), "the one default draw 4: 25.0 % below the default"),
+        (compared(3.0, 4.0), "the one default draw 4: 25.0% below the default"),
     ],
 )
 def test_the_sentence_says_what_was_measured(found: Bought, sentence: str) -> None:

@@ -152,6 +152,22 @@ def test_mistakes_are_named(kind: str, fields: dict, message: str, tmp_path: Pat
         layers_of(workload_of(kind, tmp_path, **fields))
 
 
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "options", "found"),
+    [
+        ("bert", {"num_attention_heads": 5}, "ValueError: The hidden size"),
+        ("gpt2", {"n_head": 7}, "ValueError: `embed_dim` must be divisible"),
+        ("llama", {"hidden_act": "none"}, "KeyError: 'none'"),
+        ("llama", {"rope_parameters": {"rope_type": "none", "rope_theta": 1e4}}, "KeyError: 'none'"),
+        ("t5", {"dense_act_fn": "none"}, "KeyError: 'none'"),
+    ],
+)
+def test_a_block_that_transformers_cannot_make_is_named(kind: str, options: dict, found: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"config\.json: \w+: {found}"):
+        layers_of(workload_of(kind, tmp_path, model_options=options))
+
+
 @pytest.mark.skipif(installed, reason="transformers is installed")
 def test_its_absence_is_told(tmp_path: Path) -> None:
     with pytest.raises(

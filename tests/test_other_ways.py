@@ -20,8 +20,9 @@ from dejavu.cost.trainings.steps import Basis
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict, print_choice, reason
+from dejavu.planning.considered import considered_table
 from dejavu.planning.schedules import fits
-from dejavu.planning.sentences import what_was_gained
+from dejavu.planning.sentences import OTHER_WAYS, what_is_proved, what_was_gained
 from dejavu.planning.ways import slices
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem, SlicePrices
@@ -205,6 +206,18 @@ def test_one_long_sequence_goes_in_slices(sliced: Choice, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert f"{plan.num_slices} slices" in said and "without a proof" in said and "Proved: no plan under" in said
     assert f"{plan.num_slices} slices" in reason(sliced)
+
+
+def test_of_other_ways_no_bound_is_shown(sliced: Choice) -> None:
+    """Bounds are on whole sequences through one copy of the model: a row in slices may be far below them."""
+    assert ", of whole sequences," in what_is_proved(sliced)
+    table = considered_table(sliced)
+    named, bounds = (list(table.columns[place].cells) for place in (0, 4))
+    others = [bound for name, bound in zip(named, bounds, strict=True) if str(name).removeprefix("✔ ") in OTHER_WAYS]
+    assert others and set(others) == {"–"} and set(bounds) != {"–"}
+    for row in choice_to_dict(sliced)["considered"]:
+        if row["simulated_lower_bound_seconds"] is not None and row["fits"]:
+            assert row["simulated_lower_bound_seconds"] <= row["simulated_step_seconds"] * (1 + 1e-9), row["search"]
 
 
 def test_of_ways_that_promise_the_same_each_is_tried(sliced: Choice, monkeypatch: pytest.MonkeyPatch) -> None:

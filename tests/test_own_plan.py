@@ -16,7 +16,9 @@ from dejavu.cluster import load_cluster
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict
 from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.priced_problem import Away
 from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import HAIR
 from dejavu.what_if import price_own_plan, read_plan
 from dejavu.what_if.own_plan import FEW
 from dejavu.workload import Workload
@@ -238,6 +240,29 @@ def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_p
     assert choice.assumed_host is not None  # the model is small: its hosts' launches are most of the step
     assert found.fits
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("accumulate", "schedule"), [(1, "1f1b"), (2, "1f1b"), (4, "zbv")])
+def test_a_microbatch_is_one_of_a_run_as_in_the_planners_answer(
+    request_: PlanRequest, accumulate: int, schedule: str, tmp_path: Path
+) -> None:
+    workload = Workload.model_validate({**WORKLOAD, "accumulate": accumulate, "num_microbatches": 2})
+    asked = replace(request_, workload=workload, searches=("uniform",), schedules=(schedule,), microbatches=(2,))
+    answer = choice_to_dict(Planner().plan(asked))
+    (tmp_path / "plan.json").write_text(json.dumps(answer))
+    found = price_own_plan(asked, read_plan(tmp_path / "plan.json")).to_dict()
+    ours, theirs = ([stage["seconds"] for stage in one["stages"]] for one in (found, answer))
+    assert ours == pytest.approx(theirs, rel=1e-9)
+    assert found["accumulate"] == answer["accumulate"] == accumulate
+
+
+def test_it_fits_with_the_tolerance_that_searches_have(request_: PlanRequest) -> None:
+    """What exceeds a device's memory by the rounding of a sum does not, and what exceeds it by more does."""
+    found = price_own_plan(request_, one_device([0, 2, 4], 8))
+    for excess, fits in ((0.0, True), (HAIR / 4, True), (8 * HAIR, False), (0.1, False)):
+        full = tuple(held / (1 + excess) for held in found.peak_bytes_S)
+        assert replace(found, capacity_bytes_S=full).fits == fits
+        assert Away(1 + excess, 1.0, 0.0, 0.0).fits == Away(0.0, 0.0, 1 + excess, 1.0).fits == fits
 
 
 def test_stages_of_a_rank_need_one_configuration(request_: PlanRequest) -> None:

@@ -24,15 +24,15 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bound, format_bytes
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
-from dejavu.planning.schedules import fits
-from dejavu.planning.sentences import OTHER_WAYS, what_is_likely, what_is_proved
+from dejavu.planning.schedules import cut_evenly, fits
+from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
 from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
@@ -276,6 +276,14 @@ def test_no_more_is_said_to_be_proved_than_is(choice: Choice, below: float) -> N
     assert ("is simulated faster" in said) == (below < 1e-6)
     assert ("0.1% shorter" in said) == (1e-6 < below < 1e-3)
     assert (f"{below:.1%} less" in said) == (1e-3 < below < 1)
+    assert (f"below {format_bound(bound)}" in said) == (1e-3 < below < 1)
+
+
+@pytest.mark.parametrize("number", [0.0999951, 0.9999, 0.12345, 1.0, 9.999, 99.96, 123.4, 999.9, 123456.0])
+def test_a_short_number_has_three_digits(number: float) -> None:
+    said = short(number)
+    assert float(said.replace(",", "")) == float(f"{number:.3g}")
+    assert len(said.replace(",", "").replace(".", "").lstrip("0")) == max(3, len(str(int(number + 0.5))))
 
 
 def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> None:
@@ -578,3 +586,30 @@ def test_more_devices_are_no_slower_and_every_plan_is_placed(
 def choice_bound(choice: Choice, one: Candidate) -> float:
     """What is proved of plans with as many microbatches."""
     return choice.simulated_bound_seconds(one.plan.num_microbatches)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_even_cut_is_the_best_of_all_where_some_layers_cannot_run(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    S, L = int(rng.integers(1, 5)), int(rng.integers(4, 9))
+    seconds_SL = rng.integers(1, 9, (S, L)).astype(float)
+    seconds_SL[rng.random((S, L)) < 0.2 * (seed % 3)] = np.inf
+    devices = [StageConfiguration(f"device{s}") for s in range(S)]
+    priced: Any = SimpleNamespace(
+        forward_seconds_CL=seconds_SL / 4,
+        backward_seconds_CL=3 * seconds_SL / 4,
+        problem=SimpleNamespace(index=devices.index),
+    )
+
+    def slowest(cuts: Sequence[int]) -> float:
+        spans = itertools.pairwise((0, *cuts, L))
+        return max(float(seconds_SL[s, start:stop].sum()) for s, (start, stop) in enumerate(spans))
+
+    best = min(map(slowest, itertools.combinations(range(1, L), S - 1)))
+    if best == np.inf:
+        with pytest.raises(InputError, match="layers that its devices can run"):
+            cut_evenly(priced, devices)
+        return
+    found = cut_evenly(priced, devices)
+    assert [stage.configuration for stage in found] == devices and (found[0].start, found[-1].stop) == (0, L)
+    assert slowest([stage.start for stage in found[1:]]) == pytest.approx(best, rel=1e-12)

@@ -201,3 +201,16 @@ def test_names_in_tables_are_shown_as_they_are(name: str, wraps: bool, title: bo
     table.add_row(name, "1")
     print_whole(Console(width=80, file=said), table)
     assert said.getvalue().count(name) == 2 + title
+
+
+@few
+@given(st.floats(1e-8, 1e7), st.sampled_from([0.0, 1e-9, 1e-4, 1e-3, 0.04, 0.3, 0.9]))
+def test_a_bound_is_rounded_down_and_a_gap_up(seconds: float, gap: float) -> None:
+    """To a millionth, and by no more than the last digit; the bound of a proved best is written as the best is."""
+    bound = seconds * (1 - gap)
+    sizes = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    number, unit = units.format_bound(bound).split()
+    assert 0.989 * bound <= float(number) * sizes[unit] <= bound * (1 + 1.01e-6)
+    assert units.format_bound(bound, seconds) == (units.format_seconds(seconds) if gap < 1e-6 else f"{number} {unit}")
+    share = float(units.format_gap(gap).removesuffix("%")) / 100
+    assert gap - 1.01e-6 <= share <= gap + 1e-3

@@ -76,6 +76,42 @@ def test_layers_compute_what_the_module_does(name: str) -> None:
     check_model(workload)
 
 
+@pytest.mark.parametrize("kind", own_models.CHAINS)
+def test_whatever_a_chain_does_its_layers_do(kind: str) -> None:
+    """Each on a tensor of its own that wants a gradient, as a stage receives it, and of which nothing is written to."""
+    workload = workload_of("chain", kind=kind)
+    whole = own_models.chain(kind)
+    parts = [builder.build() for builder in layers_of(workload)]
+    load_parts(workload, parts, whole)
+    for size, trains in ((4, True), (3, False), (1, True)):
+        x, _ = batch_of(workload, size)
+        found, expected = x, whole.train(trains)(x.clone())
+        for number, part in enumerate(parts):
+            received = found.detach().requires_grad_(number > 0)
+            kept = received.detach().clone()
+            found = part.train(trains)(received)
+            assert torch.equal(received, kept)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("a tuple between two", 2), ("rates read from a tensor", 4)])
+def test_such_chains_are_cut(kind: str, least: int) -> None:
+    workload = workload_of("chain", kind=kind)
+    assert len(layers_of(workload)) >= least
+    assert all(layer.output_bytes > 0 for layer in capture(workload).layers)
+
+
+def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    with pytest.raises(InputError, match=r"it has a lazy module, .*; wanted nn\.Linear"):
+        layers_of(workload_of("lazy"))
+    with pytest.raises(InputError, match=r"it converts its weights .*; wanted them as modules make them"):
+        layers_of(workload_of("converting"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(2)\n")
+    with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):
+        layers_of(Workload(model="a_script_of_mine:make", data="digits"))
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_masks_and_tables_go_where_the_layer_goes(name: str) -> None:
     workload = workload_of(name)

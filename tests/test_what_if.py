@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,37 @@ def test_every_length_goes_with_every_batch() -> None:
     assert varied(GPT, (), ()) == [("", GPT)]
     with pytest.raises(InputError, match="sequence_length: "):
         varied(GPT, (1,), ())
+    with pytest.raises(InputError, match=r"^num_microbatches: batch_size 7 does not divide into 4 runs"):
+        varied(GPT.model_copy(update={"accumulate": 4}), (), (7,))
+
+
+@pytest.mark.parametrize("data", ["digits", "synthetic"])
+def test_a_length_is_refused_where_examples_have_none(data: str) -> None:
+    """Of images each row was the same, and called by its own length."""
+    sizes: dict[str, Any] = {"synthetic": {"image_shape": [1, 8, 8], "num_classes": 10}} if data == "synthetic" else {}
+    images = Workload(model="mlp", data=data, batch_size=16, num_microbatches=4, **sizes)
+    assert varied(images, (), (8,))[0][1].batch_size == 8
+    with pytest.raises(InputError, match=rf"sequence_length 64: an example of data {data} is .* × .* wanted tokens"):
+        varied(images, (64,), ())
+
+
+@pytest.mark.parametrize("batches", ["14", "14,21", "7,14,28"])
+def test_microbatches_are_those_of_the_batch_that_is_asked_for(batches: str, tmp_path: Path) -> None:
+    """And not of the workload's own, which does not divide into 7."""
+    words = ["--cluster", str(write(tmp_path).path), "--batch-size", batches, "--microbatches", "7"]
+    found = ask(*words, folder=tmp_path)
+    rows = [row["plan"] for row in found["rows"]] if "rows" in found else [found]
+    assert [row["microbatches"] for row in rows] == [7] * len(batches.split(","))
+
+
+def test_of_clusters_that_are_as_fast_the_cheapest_is_the_fastest(tmp_path: Path) -> None:
+    file = write(tmp_path, a100=1, l4=1)
+    goal = Goal(1e9, 1.0)
+    found = cheapest(goal, [file], asked(file, tmp_path), Planner().plan)
+    rows = tuple(sorted(found.rows, key=lambda row: -row.cost))
+    same = [SimpleNamespace(answered=row.answered, seconds=7.0, cost=row.cost, is_in_time=False) for row in rows]
+    tied: Any = replace(found, rows=tuple(same))
+    assert tied.fastest is same[-1] and tied.best is None
 
 
 @pytest.fixture(scope="module")

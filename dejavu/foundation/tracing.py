@@ -5,17 +5,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_KNOWN = 1024  # numbers of a tensor whose values are kept, at most
+_aten = torch.ops.aten
+_RANGES = (_aten.linspace.default, _aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 
 
 class FakeMode(FakeTensorMode):
-    """Torch's mode, which a deep copy of a fake tensor shares (`nn.TransformerEncoder` copies its layer)."""
+    """Torch's mode, which a deep copy of a fake tensor shares (`nn.TransformerEncoder` copies its layer).
+
+    Of small tensors that follow from plain numbers the values are known, as torch's own mode knows those of a single
+    number: models read rates of their blocks with `.item()` from `torch.linspace(0, rate, depth)`.
+    """
 
     def __deepcopy__(self, memo: object) -> FakeMode:
         return self
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        is_plain = t.layout is torch.strided and t.device.type != "meta"
+        return t.numel() <= _KNOWN and is_plain and not self.is_our_fake(t)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _RANGES and type(found) is FakeTensor and found.numel() <= _KNOWN and found.device.type == "cpu":
+            with no_dispatch():
+                found.constant = func(*args, **(kwargs or {}))
+            self.fake_tensor_converter.add_constant_storage_mapping(found)
+        return found
 
 
 @contextmanager

@@ -30,12 +30,14 @@ _SECONDS = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
+_TIMES = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}  # as they are shown
 _FLOPS_PER_SECOND = {
     f"{prefix}{word}": Fraction(factor) for prefix, factor in _DECIMAL.items() for word in ("FLOP/s", "FLOPS")
 }
 
 _NUMBER_AND_UNIT = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,2})?)\s*(\S*)")
 _AMBIGUOUS = re.compile(r"([kKMGTPE]i?)b(/s)?")
+PROVED_TO = 1e-6  # of a bound: it is a billionth lower than what it proves
 _MAX_CHARACTERS = 60
 _MAX_BYTES = 2**63 - 1
 
@@ -115,8 +117,23 @@ def _unit_hint(unit: str, units: Mapping[str, Fraction]) -> str:
 
 def format_seconds(duration_seconds: float, digits: int = 3) -> str:
     """Format with three digits, or so many, in a suitable unit: `0.0451` -> `45.1 ms`."""
-    units = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-    return _format(duration_seconds, units, zero="0 s", digits=digits)
+    return _format(duration_seconds, _TIMES, zero="0 s", digits=digits)
+
+
+def format_bound(duration_seconds: float, best_seconds: float = math.inf) -> str:
+    """Format a lower bound with three digits, to a millionth never above it: `0.04519` -> `45.1 ms`.
+
+    Args:
+        best_seconds: the least that is known to be possible; a bound that reaches it is written as it is.
+    """
+    if duration_seconds >= best_seconds * (1 - PROVED_TO):
+        return format_seconds(best_seconds)
+    return _format(duration_seconds * (1 + PROVED_TO), _TIMES, zero="0 s", digits=3, down=True)
+
+
+def format_gap(share: float) -> str:
+    """Format the most that a share can be, to a millionth never below it: `0.0511` -> `5.2%`."""
+    return f"{math.ceil(1000 * (share - PROVED_TO)) / 10:.1f}%"
 
 
 def format_bytes(size_bytes: float, digits: int = 3) -> str:
@@ -169,24 +186,26 @@ def _decimal_units(word: str) -> dict[str, float]:
     return {f"{prefix}{word}": float(factor) for prefix, factor in _DECIMAL.items() if prefix != "K"}
 
 
-def _format(value: float, units: Mapping[str, float], zero: str, digits: int) -> str:
-    """`units` from small to large."""
+def _format(value: float, units: Mapping[str, float], zero: str, digits: int, *, down: bool = False) -> str:
+    """`units` from small to large; `down`: a positive value is rounded down."""
     if value == 0:
         return zero
     if not math.isfinite(value):
         return f"{value} {zero.split()[1]}"
     names = list(units)
     index = max((i for i, unit in enumerate(units.values()) if unit <= abs(value)), default=0)
-    number = _rounded(value / units[names[index]], digits)
+    number = _rounded(value / units[names[index]], digits, down=down)
     # 999.7 ms rounds to 1000 ms: that is 1 s.
     if index + 1 < len(names) and abs(float(number)) * units[names[index]] >= units[names[index + 1]] * (1 - 1e-12):
         index += 1
-        number = _rounded(value / units[names[index]], digits)
+        number = _rounded(value / units[names[index]], digits, down=down)
     return f"{number} {names[index]}"
 
 
-def _rounded(value: float, digits: int) -> str:
+def _rounded(value: float, digits: int, *, down: bool = False) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    if down:
+        value = math.floor(value * 10**decimals) / 10**decimals
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -90,7 +90,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """Describe it in one sentence for people."""
-        between = f"90 % interval {self.low_gain:.2f} to {self.high_gain:.2f}"
+        between = f"90% interval {self.low_gain:.2f} to {self.high_gain:.2f}"
         steps = f"{len(self.plan_seconds)} steps of each in turn, {between}"
         said = f"{self.gain:.2f} × as fast as the {self.baseline_name}, measured ({steps})"
         return f"{said}: slower, so the {self.baseline_name} is trained" if self.is_slower else said

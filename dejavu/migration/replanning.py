@@ -191,16 +191,16 @@ def _reasons(chosen: Option, found: Option, stay: Option | None, remaining: Rema
         gained = units.format_seconds(remaining.steps * (chosen.step_seconds - found.step_seconds), 2)
         change = units.format_seconds(remaining.restart_seconds, 2)
         return (
-            f"the running plan stays: the best one would be {100 * gain:.1f} % faster, over {remaining.steps} steps "
-            f"{gained}, with a margin of {100 * remaining.margin:.3g} % and a change of {change} or more",
+            f"the running plan stays: the best one would be {gain:.1%} faster, over {remaining.steps} steps "
+            f"{gained}, with a margin of {100 * remaining.margin:.3g}% and a change of {change} or more",
         )
     said = [f"{chosen.what}: {step}"]
     if stay is not None:
         gain = 1 - chosen.step_seconds / stay.step_seconds
-        said[0] += f", {100 * gain:.0f} % less than the running plan's {units.format_seconds(stay.step_seconds)}"
+        said[0] += f", {gain:.0%} less than the running plan's {units.format_seconds(stay.step_seconds)}"
     elif chosen is not found:
         slower = chosen.step_seconds / found.step_seconds - 1
-        said[0] += f", {100 * slower:.1f} % above the best plan's, and less has to move"
+        said[0] += f", {slower:.1%} above the best plan's, and less has to move"
     said.append(f"{units.format_bytes(chosen.moved_bytes)} of state move" if chosen.moves else "no state has to move")
     return tuple(said)
 

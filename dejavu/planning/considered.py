@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
 from dejavu.foundation.tables import print_whole
-from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
+from dejavu.foundation.units import format_bound, format_bytes, format_seconds, in_microbatches
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
+    OTHER_WAYS,
     what_hosts_are_assumed,
     what_is_away,
     what_is_likely,
@@ -52,8 +55,7 @@ def considered_table(choice: Choice) -> Table:
     for name in ("microbatches", "schedule", "step", "none below", "stages", "devices", "free"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(choice):
-        bound = choice.simulated_bound_seconds(row.num_microbatches)
-        proved = format_seconds(bound) if 0 < bound < float("inf") else "–"
+        proved = _proved(choice, row)
         shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
         if row is choice.origin:
             moved = ", cuts moved" if choice.cuts_moved and row.search in NAMES else ""
@@ -73,6 +75,16 @@ def considered_table(choice: Choice) -> Table:
             format_bytes(capacity - held) if shown.fits else "does not fit",
         )
     return table
+
+
+def _proved(choice: Choice, row: Considered) -> str:
+    """Write the bound on steps with a row's number of microbatches; it is none on plans of other ways."""
+    bound = choice.simulated_bound_seconds(row.num_microbatches)
+    if row.search in OTHER_WAYS or not 0 < bound < float("inf"):
+        return "–"
+    bounded = [one for one in choice.considered if one.num_microbatches == row.num_microbatches and one.best]
+    steps = [one.best.simulated_seconds for one in bounded if one.best and one.search not in OTHER_WAYS]
+    return format_bound(bound, min(steps, default=math.inf))
 
 
 def stages_table(choice: Choice) -> Table:

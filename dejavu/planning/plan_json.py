@@ -13,7 +13,7 @@ from dejavu.cost.rates import Rates, tokens_in_a_step
 from dejavu.foundation.errors import InputError
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
-from dejavu.planning.sentences import reason
+from dejavu.planning.sentences import OTHER_WAYS, reason
 from dejavu.plans.schedule import CHIMERA
 
 
@@ -170,7 +170,7 @@ def _row(choice: Choice, row: Considered) -> dict[str, Any]:
         "step_seconds": found and found.step_seconds,
         "lower_bound_seconds": None if row.is_proved_infeasible else row.lower_bound_seconds,
         "simulated_step_seconds": shown and shown.simulated_seconds,
-        "simulated_lower_bound_seconds": bound if bound < float("inf") else None,
+        "simulated_lower_bound_seconds": bound if bound < math.inf and row.search not in OTHER_WAYS else None,
         "predicted_step_seconds": shown and shown.step_seconds,
         "fits": bool(shown and shown.fits),
         "stages": shown and len(shown.plan.stages),

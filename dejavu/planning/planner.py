@@ -13,7 +13,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
-from dejavu.foundation.units import format_seconds, plural
+from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator, ranked
@@ -186,8 +186,10 @@ class _Planning:
         best = self.simulator.best
         self._hear(best.simulated_seconds if best is not None else None, self.heard[1])
         said = [
-            f"{name} {format_seconds(seconds)}"
-            for name, seconds in zip(("best", "none below"), self.heard, strict=True)
+            f"{name} {form(seconds)}"
+            for name, form, seconds in zip(
+                ("best", "none below"), (format_seconds, format_bound), self.heard, strict=True
+            )
             if seconds
         ]
         self.planner.tell(f"{what} ({', '.join(said)})" if said else what, done, total)

@@ -21,7 +21,8 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
     """Return the plan's devices and microbatches under this schedule; of sequences in slices, as it is run.
 
     Raises:
-        InputError: too few layers for so many stages, or the schedule does not run so many microbatches.
+        InputError: too few layers for so many stages, or none that a device can run, or the schedule does not run so
+            many microbatches.
     """
     if name == CHIMERA:
         return _in_both_directions(priced, plan)
@@ -56,24 +57,39 @@ def _in_both_directions(priced: PricedProblem, plan: Plan) -> Plan:
 
 
 def cut_evenly(priced: PricedProblem, configurations: Sequence[StageConfiguration]) -> tuple[Stage, ...]:
-    """Return all layers as stages of these configurations, in order, cut so that the slowest is as fast as can be."""
+    """Return all layers as stages of these configurations, in order, cut so that the slowest is as fast as can be.
+
+    Raises:
+        InputError: in every cut a stage has a layer that it cannot run.
+    """
     seconds_CL = priced.forward_seconds_CL + priced.backward_seconds_CL
     bounds = _fastest_bounds(np.stack([seconds_CL[priced.problem.index(c)] for c in configurations]))
     return tuple(Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), configurations, strict=True))
 
 
 def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
-    """Return the cuts into S stages, in order, that minimize the slowest stage, by dynamic programming."""
+    """Return the cuts into S stages, in order, that minimize the slowest stage, by dynamic programming.
+
+    Raises:
+        InputError: in every cut a stage has a layer that it cannot run.
+    """
     S, L = seconds_SL.shape
-    sums_SL1 = np.concatenate([np.zeros((S, 1)), np.cumsum(seconds_SL, axis=1)], axis=1)
+    runs_SL = np.isfinite(seconds_SL)
+    # Layers that cannot run are counted, and not summed: a difference of infinite sums is none.
+    sums_SL1, blocked_SL1 = (
+        np.pad(np.cumsum(one_SL, axis=1), ((0, 0), (1, 0))) for one_SL in (np.where(runs_SL, seconds_SL, 0.0), ~runs_SL)
+    )
     best_L1 = np.where(np.arange(L + 1) == 0, 0.0, np.inf)
     start_SL1 = np.zeros((S, L + 1), dtype=np.int64)
     apart = np.triu(np.ones((L + 1, L + 1), dtype=bool), 1)  # [start, stop]
     for s in range(S):
         stage = sums_SL1[s][None, :] - sums_SL1[s][:, None]
-        slowest = np.where(apart, np.maximum(best_L1[:, None], stage), np.inf)
+        can_run = apart & (blocked_SL1[s][None, :] == blocked_SL1[s][:, None])
+        slowest = np.where(can_run, np.maximum(best_L1[:, None], stage), np.inf)
         start_SL1[s] = slowest.argmin(axis=0)
         best_L1 = slowest.min(axis=0)
+    if not np.isfinite(best_L1[L]):
+        raise InputError(f"no cut into {S} stages gives each layers that its devices can run")
     bounds = [L]
     for s in reversed(range(S)):
         bounds.append(int(start_SL1[s, bounds[-1]]))
@@ -100,7 +116,7 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
         spans = [(seats[s].start, seats[s].stop, c) for s, c in zip(stages, index, strict=True)]
         held = [simulated.in_flight[s] for s in stages]
         away = [priced.away(seats[s], count) for s, count in zip(stages, held, strict=True)]
-        if sum(one.disk_bytes for one in away) > away[0].disk_capacity_bytes:
+        if sum(one.disk_bytes for one in away) > away[0].disk_capacity_bytes * (1 + HAIR):
             return False
         if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1 + HAIR:
             return False
@@ -112,6 +128,6 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
             problem.costs.peak_bytes(*span, simulated.in_flight[s]) for span, s in zip(spans, stages, strict=True)
         )
         assert isinstance(problem.costs, AdditiveCosts)
-        if needed > problem.costs.capacity_bytes_C[index[0]]:
+        if needed > problem.costs.room_bytes_C[index[0]]:
             return False
     return True

@@ -10,7 +10,15 @@ from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
-from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
+from dejavu.foundation.units import (
+    PROVED_TO,
+    format_bound,
+    format_bytes,
+    format_gap,
+    format_seconds,
+    in_microbatches,
+    plural,
+)
 from dejavu.graphs.capture import COMPILED
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
@@ -20,7 +28,6 @@ from dejavu.workload import AUTO
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
-_PROVED_TO = 1e-6  # of a step: bounds are a billionth lower than what they prove
 SMALL_GAIN = 1.05  # below, a gain is written in percent
 OTHER_WAYS = {BOTH_WAYS: "of chimera", SLICES: "in slices"}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
@@ -102,8 +109,9 @@ def between(found: Range, form: Callable[[float], str]) -> str:
 
 def short(number: float) -> str:
     """Write three digits: 0.123, 12.3, 123,000."""
-    digits = max(0, 2 - math.floor(math.log10(number))) if 0 < number < math.inf else 0
-    return f"{float(f'{number:.3g}'):,.{digits}f}"
+    rounded = float(f"{number:.3g}")  # first: 9.999 is 10.0
+    digits = max(0, 2 - math.floor(math.log10(rounded))) if 0 < rounded < math.inf else 0
+    return f"{rounded:,.{digits}f}"
 
 
 def faster(speedup: float) -> str:
@@ -125,16 +133,19 @@ def what_is_proved(choice: Choice) -> str:
         return "Proved: nothing about other plans."
     among = f"under {plural(len(names), 'schedule')}" if len(names) > 1 else f"under {names[0]}"
     among += f" and with {plural(len(counts), 'number')} of microbatches" if len(counts) > 1 else ""
-    among += within(choice)
-    bound = format_seconds(choice.simulated_lower_bound_seconds)
-    if choice.gap < CLOSE:
-        return f"Proved: no plan {among} is simulated {faster_than_the_best(choice.gap)}."
-    return f"Proved: no plan {among} is simulated below {bound}, {choice.gap:.1%} less."
+    of, where = _limits(choice)
+    those = [*(["of whole sequences"] if choice.request.may_slice else []), *([of] if of else [])]
+    among += f", {', '.join(those)}," if those else ""
+    is_not = faster_than_the_best(choice.gap)
+    if choice.gap >= CLOSE:
+        is_not = f"below {format_bound(choice.simulated_lower_bound_seconds)}, {format_gap(choice.gap)} less"
+    limits = f", of those {', and '.join(where)}" if where else ""
+    return f"Proved: no plan {among} is simulated {is_not}{limits}."
 
 
 def faster_than_the_best(gap: float) -> str:
     """Say what no plan is where the bound is so close: faster, or by no more than is missing to a proof of that."""
-    return "faster" if gap <= _PROVED_TO else f"more than {CLOSE:.1%} shorter"
+    return "faster" if gap <= PROVED_TO else f"more than {CLOSE:.1%} shorter"
 
 
 def scope(choice: Choice) -> str:
@@ -146,13 +157,20 @@ def scope(choice: Choice) -> str:
 
 
 def within(choice: Choice) -> str:
-    """Say which ways of spreading a stage the proof covers, where not all of them were allowed."""
+    """Say which ways of spreading a stage the proof covers, where not all of them were allowed; between commas."""
+    of, where = _limits(choice)
+    said = [*([of] if of else []), *where]
+    return "".join(f", {part}" for part in said) + ("," if said else "")
+
+
+def _limits(choice: Choice) -> tuple[str, list[str]]:
+    """Return of how many devices for each stage the plans are that the proof covers, and where it covers them."""
     spread = choice.request.spread
     if spread.max_data_parallel == 1 and spread.max_tensor_parallel == 1:
-        return ", of one device for each stage,"
+        return "of one device for each stage", []
     limits = {"replicas": spread.max_data_parallel, "tensor-parallel devices": spread.max_tensor_parallel}
     said = [f"{most} {name}" for name, most in limits.items() if most is not None]
-    parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
+    of, parts = f"of at most {' and '.join(said)} for each stage" if said else "", list[str]()
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
     if widths := choice.prices.widths_left_out:
@@ -163,13 +181,13 @@ def within(choice: Choice) -> str:
     if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
         levels = " or ".join(map(str, spread.context_parallel_zero_levels))
         parts.append(
-            "where replicas share examples only if they are more than a microbatch's examples, as few as then must, "
-            f"with ZeRO {levels}"
+            "where replicas share examples only if a microbatch has fewer examples than there are replicas, then as "
+            f"few as must, with ZeRO {levels}"
         )
     mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")
-    return "".join(f", {part}" for part in parts) + ("," if parts else "")
+    return of, parts
 
 
 def what_is_away(choice: Choice) -> str:
@@ -236,7 +254,7 @@ def what_the_formula_says(choice: Choice) -> str:
     if choice.cheapest is None:
         return ""
     bound = choice.lower_bound_seconds
-    low = f"lower bound {format_seconds(bound)}" if bound > 0 else "no lower bound"
+    low = f"lower bound {format_bound(bound, choice.cheapest.step_seconds)}" if bound > 0 else "no lower bound"
     return f"Estimated cost (cost model): best {format_seconds(choice.cheapest.step_seconds)}, {low}."
 
 

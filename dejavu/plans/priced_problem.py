@@ -14,7 +14,7 @@ import numpy as np
 
 from dejavu.plans.plan import Plan, Stage
 from dejavu.plans.problem import Problem
-from dejavu.plans.stage_costs import AdditiveCosts, Floats
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts, Floats
 
 # Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
 # norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
@@ -53,7 +53,8 @@ class Away(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.host_bytes <= self.host_capacity_bytes and self.disk_bytes <= self.disk_capacity_bytes
+        in_memory, on_disk = (room * (1 + HAIR) for room in (self.host_capacity_bytes, self.disk_capacity_bytes))
+        return self.host_bytes <= in_memory and self.disk_bytes <= on_disk
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dejavu.foundation.units import format_seconds, in_microbatches, plural
+from dejavu.foundation.units import format_gap, format_seconds, in_microbatches, plural
 from dejavu.parallelism import Parallelism
 from dejavu.planning.sentences import faster, faster_than_the_best
 from dejavu.plans.answers import BUDGET_SECONDS
@@ -59,7 +59,7 @@ def _proved(run: ReportData) -> str:
         return "nothing proved of other plans"
     if run.gap < CLOSE:
         return f"proved: no plan{run.within} is simulated {faster_than_the_best(run.gap)}"
-    return f"proved: no plan{run.within} is simulated more than {run.gap:.1%} shorter"
+    return f"proved: no plan{run.within} is simulated more than {format_gap(run.gap)} shorter"
 
 
 def note_markdown(run: ReportData, command: str, picture: str, left_out: str = "") -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
+from dejavu.foundation.units import format_bound, format_bytes, format_gap, format_seconds, in_microbatches, plural
 from dejavu.planning.sentences import faster, which_way
 from dejavu.report.data import ReportData
 from dejavu.runtime.job import Evaluation, Saved, Waited
@@ -49,11 +49,11 @@ def summary_rows(run: ReportData) -> Rows:
     if run.gap is None:
         rows.append(("proved", f"nothing about other plans; this one is simulated at {simulated}"))
     else:
-        bound = format_seconds(run.lower_bound_seconds)
+        bound, gap = format_bound(run.lower_bound_seconds, run.simulation.step_seconds), format_gap(run.gap)
         rows.append(
             (
                 "proved",
-                f"no plan{run.within} is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}",
+                f"no plan{run.within} is simulated below {bound}; this one at {simulated}, a gap of {gap}",
             )
         )
     rows.append(("costs", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))

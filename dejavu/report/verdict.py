@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import format_bound, format_gap, format_seconds
 from dejavu.planning.sentences import what_was_gained
 from dejavu.report.data import ReportData
 
@@ -51,6 +51,6 @@ def _gain(run: ReportData) -> Statement:
 def _proved(run: ReportData) -> tuple[Statement, ...]:
     if run.gap is None:
         return ()
-    seconds = f"is simulated below {format_seconds(run.lower_bound_seconds)}; this one at"
+    seconds = f"is simulated below {format_bound(run.lower_bound_seconds, run.simulation.step_seconds)}; this one at"
     here = format_seconds(run.simulation.step_seconds)
-    return (Statement(Basis.PROVED, f"No plan{run.within} {seconds} {here}: a gap of {run.gap:.1%}."),)
+    return (Statement(Basis.PROVED, f"No plan{run.within} {seconds} {here}: a gap of {format_gap(run.gap)}."),)

@@ -103,7 +103,7 @@ class Bought:
         if math.isinf(self.gain):
             failed = sum(map(math.isinf, self.default_losses))
             return f"{failed} of {plural(len(self.default_losses), 'default draw')} failed"
-        return f"{100.0 * self.gain:.1f} % below the default"
+        return f"{self.gain:.1%} below the default"
 
 
 def is_default(draw: Draw) -> bool:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
 
 
 def varied(workload: Workload, lengths: Sequence[int], batches: Sequence[int]) -> list[tuple[str, Workload]]:
@@ -19,7 +20,7 @@ def varied(workload: Workload, lengths: Sequence[int], batches: Sequence[int]) -
     taken, and the planner tries others.
 
     Raises:
-        InputError: the workload cannot have such a length or batch.
+        InputError: the workload cannot have such a length or batch, or its examples have no length.
     """
     found = []
     for length in lengths or (None,):
@@ -43,7 +44,14 @@ def _with(workload: Workload, length: int | None, batch: int | None) -> Workload
         return workload
     given = {name: getattr(workload, name) for name in workload.model_fields_set} | changes
     try:
-        return Workload.model_validate(given)
+        told = Workload.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{', '.join(map(str, first['loc']))}: {first['msg']}") from None
+        said = first["msg"].removeprefix("Value error, ")  # pydantic's word for a check of ours
+        raise InputError(f"{', '.join(map(str, first['loc']))}: {said}") from None
+    if length is not None and (shape := dataset_of(told).shape.input_shape) != (length,):
+        each = " × ".join(map(str, shape)) or "one number"
+        raise InputError(
+            f"sequence_length {length}: an example of data {told.data} is {each}, whatever the length; wanted tokens"
+        )
+    return told

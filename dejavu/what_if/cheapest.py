@@ -97,8 +97,9 @@ class Cheapest:
 
     @cached_property
     def fastest(self) -> Trained | None:
-        """The one that is predicted to end first; None: nothing has a plan."""
-        return min((row for row in self.rows if row.answered.choice), key=lambda row: row.seconds, default=None)
+        """The one that is predicted to end first, of several the cheapest; None: nothing has a plan."""
+        planned = (row for row in self.rows if row.answered.choice)
+        return min(planned, key=lambda row: (row.seconds, row.cost), default=None)
 
 
 def cheapest(

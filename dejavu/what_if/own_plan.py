@@ -23,7 +23,7 @@ from dejavu.plans import Plan, Price, price
 from dejavu.plans.plan import Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts, PlanError
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts, PlanError
 from dejavu.runtime.both_ways import check_both_ways
 from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
 from dejavu.simulation import (
@@ -56,7 +56,8 @@ class OwnPlan:
         simulated_seconds: a step, simulated.
         range_seconds: its 90 % range, without what trainings taught.
         is_blocking: messages were simulated as blocking.
-        stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
+        accumulate: how often the schedule runs in a step.
+        stage_seconds_S: one microbatch forward and backward, in one run of the schedule.
         peak_bytes_S, capacity_bytes_S: on a device of each stage, with all other stages that it runs.
         away_S: what such a device keeps in its node.
         notes: what a reader should know of the simulation and the prices.
@@ -67,6 +68,7 @@ class OwnPlan:
     simulated_seconds: float
     range_seconds: Range
     is_blocking: bool
+    accumulate: int
     stage_seconds_S: tuple[float, ...]
     peak_bytes_S: tuple[float, ...]
     capacity_bytes_S: tuple[float, ...]
@@ -76,7 +78,8 @@ class OwnPlan:
     @property
     def fits(self) -> bool:
         """Whether no stage holds more than its device has, and its device's part of the node."""
-        on_devices = all(held <= room for held, room in zip(self.peak_bytes_S, self.capacity_bytes_S, strict=True))
+        rooms = [capacity * (1 + HAIR) for capacity in self.capacity_bytes_S]
+        on_devices = all(held <= room for held, room in zip(self.peak_bytes_S, rooms, strict=True))
         return on_devices and all(one.fits for one in self.away_S)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,6 +93,7 @@ class OwnPlan:
             "schedule": CHIMERA if self.plan.both_ways else self.plan.schedule,
             "slices": list(self.plan.slices),
             "microbatches": self.plan.num_microbatches,
+            "accumulate": self.accumulate,
             "stages": [
                 {
                     "start": stage.start,
@@ -244,7 +248,8 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         simulated_seconds=simulated,
         range_seconds=errors,
         is_blocking=is_blocking,
-        stage_seconds_S=tuple(plan.num_slices * seconds for seconds in parts.stage_seconds),
+        accumulate=priced.accumulate,
+        stage_seconds_S=tuple(plan.num_slices * seconds / priced.accumulate for seconds in parts.stage_seconds),
         peak_bytes_S=tuple(sum(parts.peak_bytes[t] for t in own_S[s]) for s in range(len(plan.stages))),
         capacity_bytes_S=tuple(map(float, rooms)),
         away_S=tuple(_together([away[t] for t in own_S[s]]) for s in range(len(plan.stages))),

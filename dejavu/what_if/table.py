@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
-from dejavu.foundation.units import format_bytes, format_seconds, plural
+from dejavu.foundation.units import format_bytes, format_gap, format_seconds, plural
 from dejavu.planning.sentences import between, scope, short
 from dejavu.simulation.bound import CLOSE
 from dejavu.what_if.answers import Answered, difference
@@ -55,7 +55,7 @@ def _cells(row: Answered, priced: bool) -> list[str]:
         f"{format_bytes(held)}\n{between(memory_range(held), format_bytes)}\nof {format_bytes(capacity)}"
         if held == held
         else ABSENT,
-        ABSENT if choice.gap is None else f"{choice.gap:.1%}",
+        ABSENT if choice.gap is None else format_gap(choice.gap),
     ]
     if priced:
         cost = row.cost_of_a_step

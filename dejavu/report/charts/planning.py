@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dejavu.cost import CostTable
-from dejavu.foundation.units import format_seconds, plural, scale_of_seconds
+from dejavu.foundation.units import format_bound, format_seconds, plural, scale_of_seconds
 from dejavu.planning import Candidate, Choice
 from dejavu.planning.sentences import NAMES
 from dejavu.plans import Plan, SearchResult
@@ -42,7 +42,12 @@ def convergence_chart(choice: Choice) -> go.Figure:
         )
     bound = choice.bound_seconds(count)
     if 0 < bound < math.inf:
-        _proved(found, bound * scale, f"proved: none below {format_seconds(bound)}")
+        least = min((result.step_seconds for _, result in rows), default=math.inf)
+        _proved(
+            found,
+            bound * scale,
+            f"proved: none below {format_bound(bound, least)}",
+        )
     moments = [max(t, LEAST_SECONDS) for _, result in rows for t in (result.seconds, *(t for t, _ in result.history))]
     if moments:
         found.update_xaxes(**ticks_of(min(moments) / 1.5, max(moments) * 1.5))

@@ -47,9 +47,7 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
     if with_memory and in_nodes and clock.is_feasible(only_devices) is False:
         return f"no plan fits, whatever the devices' memory: that of their nodes is too small{few}"
     least = _least_memory(problem, clock) if with_memory else None
-    would_do = f"; {least:,.0f} bytes on every device would do" if least is not None else ""
-    if least is not None and least >= 1024:
-        would_do += f" ({format_bytes(least)})"
+    would_do = f"; {_size(least)} on every device would do" if least is not None else ""
     together = f"no stages together fit their memory under {problem.schedule}{few}"
     return f"no plan fits: each layer does, but {together}{would_do}"
 
@@ -124,7 +122,13 @@ def _alone(problem: Problem, layer: int) -> str:
         return "; it can run under no configuration that the cluster has devices and memory in their nodes for"
     need, c = min(needs)
     has = float(costs.capacity_bytes_C[c])
-    return f"; alone it needs at least {need:,.0f} bytes (on {problem.configurations[c]}, which has {has:,.0f})"
+    return f"; alone it needs at least {_size(need)} (on {problem.configurations[c]}, which has {_size(has)})"
+
+
+def _size(size_bytes: float) -> str:
+    """Write a size for people, and behind it the exact number, which decides what fits."""
+    exact = f"{size_bytes:,.0f} bytes"
+    return exact if size_bytes < 1024 else f"{format_bytes(size_bytes)} ({exact})"
 
 
 def _with_all_memory(problem: Problem, *, of_nodes: bool = True) -> AdditiveCosts | DenseCosts:

@@ -92,7 +92,7 @@ class HuggingFace(Model):
         return bool(config.tie_word_embeddings)
 
     def check(self, shape: ExampleShape, limits: Mapping[str, int], least_length: int = 1) -> None:
-        """Check that the model can take such examples.
+        """Check that a block can be made, and that the model can take such examples.
 
         Args:
             limits: the least that these fields of the config have to be; the vocabulary's is added.
@@ -108,6 +108,13 @@ class HuggingFace(Model):
                     f"{self.path}: {name} is {getattr(config, name)}; the data needs at least {needed}",
                     ("model_options",),
                 )
+        family = FAMILIES[config.model_type]
+        try:
+            with torch.device("meta"):
+                getattr(module_of(family), family.block)(config, layer_idx=0)
+                _rotary(family, config)
+        except Exception as error:  # whatever transformers finds wrong with numbers that do not go together
+            raise InputError(f"{self.path}: {family.block}: {type(error).__name__}: {error}", ("model",)) from error
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         config = self.config()
@@ -161,14 +168,19 @@ class HuggingFace(Model):
     def _block(self, index: int, length: int) -> nn.Module:
         config = self.config()
         family = FAMILIES[config.model_type]
-        module = module_of(family)
-        rotary = getattr(module, family.rotary)(config=config) if family.rotary else None
+        rotary = _rotary(family, config)
         if family.has_experts:
             use_static_experts(config)
-        block = getattr(module, family.block)(config, layer_idx=index)
+        block = getattr(module_of(family), family.block)(config, layer_idx=index)
         if family.has_experts:
             initialize(block, config.initializer_range)
         return Block(block, rotary, length)
+
+
+def _rotary(family: Family, config: Any) -> nn.Module | None:
+    """Make what gives a block the rotations of its positions; None where positions are embedded."""
+    found: nn.Module | None = getattr(module_of(family), family.rotary)(config=config) if family.rotary else None
+    return found
 
 
 def work_of(build: Callable[[], nn.Module]) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
@@ -19,6 +18,12 @@ from dejavu.workload.models.user.cutting import Cut, Take, cut
 
 _CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds
 _MOST_CUTS = 16
+_MISTAKES = {  # by what torch says of them
+    "UninitializedParameter": "it has a lazy module, whose sizes only a forward pass tells; wanted nn.Linear and the "
+    "like, with sizes",
+    "Couldn't swap": "it converts its weights (`.to`, `.half`, `.cuda`); wanted them as modules make them: the "
+    "workload's dtype and the plan's devices decide",
+}
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,18 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
     module_name, _, attribute = reference.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # whatever a user's file does wrong when it is read
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong when it is read, as a script's end
         message = (
             f"model {reference!r} cannot be imported: {type(error).__name__}: {error}; wanted package.module:factory"
         )
         raise InputError(message, ("model",)) from error
     try:
-        with torch.device("meta"):
+        with fake_tensors():
             made = factory(**options)
-    except Exception as error:
-        message = f"model {reference!r} fails with model_options {dict(options)}: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        known = (said for words, said in _MISTAKES.items() if words in str(error))
+        said = next(known, f"{type(error).__name__}: {error}")
+        message = f"model {reference!r} fails with model_options {dict(options)}: {said}"
         raise InputError(message, ("model_options",)) from error
     if isinstance(made, Model):
         return made

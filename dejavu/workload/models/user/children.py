@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -24,20 +25,72 @@ def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
             yield prefix + name, child
 
 
-def watch(module: nn.Module, names: list[str], example: torch.Tensor) -> tuple[str, set[str]]:
+class Writes:
+    """Which parts write to memory that another part made, as an in-place ReLU does.
+
+    Args:
+        given: what the first part receives.
+
+    Attributes:
+        makers: a part that writes -> the part that made what it writes to; "" is `given`.
+    """
+
+    def __init__(self, given: torch.Tensor) -> None:
+        self.makers: dict[str, str] = {}
+        # Of each memory its first tensor, which keeps the memory from being another's later, and the part that made it.
+        self._made: dict[int, tuple[torch.Tensor, str]] = {_memory(given): (given, "")}
+
+    def run(self, name: str, part: nn.Module, x: torch.Tensor) -> Any:
+        """Run a part on what the part before it returned."""
+        version = x._version
+        output = part(x)
+        if x._version != version:
+            self.makers[name] = self._made[_memory(x)][1]
+        if isinstance(output, torch.Tensor):
+            self._made.setdefault(_memory(output), (output, name))  # a view of an earlier one is no new memory
+        return output
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def chain(module: nn.Module, found: Mapping[str, nn.Module], example: torch.Tensor) -> tuple[str, dict[str, str]]:
+    """Return why running these children in sequence would not be the module's forward pass; empty if it would.
+
+    The second result says which of them write to what another made, as `Writes.makers` does.
+    """
+    if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+        return f"{type(module).__name__} has weights of its own beside its children's", {}
+    if not found:
+        return f"{type(module).__name__} has no children", {}
+    if not _runs_in_sequence(module) and (reason := _watch(module, list(found), example)):
+        return reason, {}
+    writes, x = Writes(example), example
+    for name, part in found.items():
+        try:
+            x = writes.run(name, part, x)
+        except Exception:  # of a Sequential: capturing the layer says what it cannot do
+            break
+        if not isinstance(x, torch.Tensor):
+            return f"{name!r} returns a {type(x).__name__}", {}
+    return "", writes.makers
+
+
+def _runs_in_sequence(module: nn.Module) -> bool:
+    """Return whether a module is a Sequential whose forward pass neither its class nor hooks change."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not hooks
+
+
+def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> str:
     """Return why running the children in sequence would not be the module's forward pass; empty if it would.
 
     Each child's one input must be the same tensor object that the previous child returned, unmodified in between. That
-    is checked while the module's own forward pass runs on fake tensors. The second result names the children that write
-    to their input, as an in-place ReLU does.
+    is checked while the module's own forward pass runs on fake tensors.
     """
-    if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-        return f"{type(module).__name__} has weights of its own beside its children's", set()
-    if not names:
-        return f"{type(module).__name__} has no children", set()
     before, version, called = example, example._version, list[str]()
     faults: list[str] = []
-    writers: set[str] = set()
 
     def enter(name: str, part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         place = f"{called[-1]!r} and {name!r}" if called else f"the input and {name!r}"
@@ -47,26 +100,25 @@ def watch(module: nn.Module, names: list[str], example: torch.Tensor) -> tuple[s
     def leave(name: str, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal before, version
         called.append(name)
-        if _version(before) != version:
-            writers.add(name)
         before = output
         version = _version(output)
         if not isinstance(output, torch.Tensor):
             faults.append(f"{name!r} returns a {type(output).__name__}")
 
-    for name in names:
-        part = module.get_submodule(name)
-        part.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
-        part.register_forward_hook(partial(leave, name))
-    try:
-        result = module(example)
-    except Exception as error:  # whatever a user's code does on tensors without memory
-        return f"its forward pass fails on tensors without memory: {type(error).__name__}: {error}", writers
+    with ExitStack() as watched:
+        for name in names:
+            part = module.get_submodule(name)
+            watched.callback(part.register_forward_pre_hook(partial(enter, name), with_kwargs=True).remove)
+            watched.callback(part.register_forward_hook(partial(leave, name)).remove)
+        try:
+            result = module(example)
+        except Exception as error:  # whatever a user's code does on tensors without memory
+            return f"its forward pass fails on tensors without memory: {type(error).__name__}: {error}"
     if not faults and called != names:
-        return f"its forward pass does not run its children {', '.join(names)} once each in this order", writers
+        return f"its forward pass does not run its children {', '.join(names)} once each in this order"
     if not faults and (result is not before or _version(before) != version):
-        return f"its forward pass does something after {called[-1]!r}", writers
-    return faults[0] if faults else "", writers
+        return f"its forward pass does something after {called[-1]!r}"
+    return faults[0] if faults else ""
 
 
 def _version(thing: Any) -> int:
@@ -75,20 +127,21 @@ def _version(thing: Any) -> int:
 
 
 def tie(
-    found: Mapping[str, nn.Module], writers: Collection[str], apart: Collection[int] = ()
+    found: Mapping[str, nn.Module], makers: Mapping[str, str], apart: Collection[int] = ()
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Group parts that share weights with everything between them, and return a sentence for each tie.
 
-    A part that writes to its input is in the group of the part that made it: a tensor that crosses a cut must not be
-    modified. Tensors with the ids in `apart` may be in several.
+    A part that writes to its input is in the group of the part that made it (`Writes.makers`): a tensor that crosses a
+    cut must not be modified. Tensors with the ids in `apart` may be in several.
     """
     names, first = list(found), dict[int, int]()
     until = list(range(len(names)))  # the last part that must be in one layer with this one
     notes: dict[str, None] = {}
     for position, name in enumerate(names):
         part = found[name]
-        if name in writers and position:
-            until[position - 1] = max(until[position - 1], position)
+        if name in makers:
+            maker = names.index(makers[name]) if makers[name] else 0
+            until[maker] = max(until[maker], position)
         for tensor in (*part.parameters(), *part.buffers()):
             if id(tensor) in apart:
                 continue

@@ -16,7 +16,7 @@ from torch import nn
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors, without_torchs_stack
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models.user.children import layer_name, parts, tie, watch
+from dejavu.workload.models.user.children import Writes, chain, layer_name, parts, tie
 from dejavu.workload.models.user.layer import build
 from dejavu.workload.models.user.traced import TORCH, TWO, trace
 
@@ -61,10 +61,10 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
         example = torch.empty((_BATCH_SIZE, *shape.input_shape), dtype=shape.input_dtype)
         if hasattr(module, LAYERS):
             return _declared(module, example)
-        names = [name for name, part in parts(module) if not isinstance(part, nn.Identity)]
-        reason, writers = watch(module, names, example)
-    if not reason or isinstance(module, nn.Sequential):
-        groups, notes = tie({name: module.get_submodule(name) for name in names}, writers)
+        found = {name: part for name, part in parts(module) if not isinstance(part, nn.Identity)}
+        reason, makers = chain(module, found, example)
+    if not reason:
+        groups, notes = tie(found, makers)
         if len({layer_name(group) for group in groups}) < len(groups):
             return _whole("its children's names differ only in dots")
         return Cut({layer_name(group): partial(_children, group) for group in groups}, notes)
@@ -115,10 +115,10 @@ def _declared(module: nn.Module, example: torch.Tensor) -> Cut:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if id(tensor) not in held:
             raise InputError(f"{said}: the weight {name!r} is in none of its {len(found)} layers", ("model",))
-    x, before = example, "the input"
+    x, before, writes = example, "the input", Writes(example)
     for name, part in found.items():
         try:
-            y = part(x)
+            y = writes.run(name, part, x)
         except Exception as error:
             raise InputError(
                 f"{said}: layer {name!r} fails on what {before} gives, {tuple(x.shape)}: "
@@ -137,7 +137,7 @@ def _declared(module: nn.Module, example: torch.Tensor) -> Cut:
         for parameter in part.parameters():
             sharing.setdefault(id(parameter), set()).add(name)
     apart = {one for one, names in sharing.items() if len(names) == TWO}
-    groups, notes = tie(found, (), apart)
+    groups, notes = tie(found, writes.makers, apart)
     takes = {layer_name(group): partial(_declared_layer, group) for group in groups}
     return Cut(takes, notes, _ties(groups, found, apart))
 
