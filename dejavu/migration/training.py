@@ -100,7 +100,7 @@ class ChangingTraining:
         self._deaths: Counter[Seat] = Counter()
         self._given_up: set[str] = set()  # hosts none of whose devices runs ranks any more, though their agents live
         self._in_vain, self._furthest, self._was_slowed = 0, -1, False
-        how, self._saved = self.job.workload.replan.improve, 0
+        how, self._saved = self.job.workload.replan.improve, complete_checkpoints(self.job.checkpoints)[-1:]
         self._improving = None if how == "never" else Improvement(self.running, how, self.job.workload.seed)
 
     def run(self) -> TrainingResult:
@@ -218,7 +218,10 @@ class ChangingTraining:
 
     def _improved(self) -> Decision | None:
         """Return a decision to change to a better plan for the same cluster; one to stay is not told."""
-        if self._improving is None or not self._improving.is_due or not self._is_saved():
+        if self._improving is None:
+            return None
+        is_saved = self._is_saved()  # asked at every look: a checkpoint of long ago is not just complete
+        if not (self._improving.is_due and is_saved):
             return None
         decision = self._improving.decide(self.now, self._remaining())
         self._was_slowed = self._was_slowed or self._improving.is_uneven
@@ -231,7 +234,7 @@ class ChangingTraining:
         """Return whether hardly a step would have to be done again: a snapshot or a new checkpoint is just complete."""
         if every := self.job.workload.replan.snapshot_every:
             return is_due(self._done, every)
-        before, self._saved = self._saved, len(complete_checkpoints(self.job.checkpoints))
+        before, self._saved = self._saved, complete_checkpoints(self.job.checkpoints)[-1:]  # older ones are deleted
         return self._saved != before
 
     def _forget_lost_spares(self) -> None:
