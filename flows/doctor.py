@@ -27,6 +27,7 @@ from dejavu.foundation.units import format_bytes
 from flows import service_record, services
 from flows.processes import is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
+from flows.server_settings import LOOPBACK
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = (
@@ -172,14 +173,14 @@ def _services(project: Path) -> list[Check]:
 def _ports(project: Path) -> list[Check]:
     ours = service_record.status(project)
     return [
-        _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours),
-        _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours),
+        _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours, ours.host if ours else LOOPBACK),
+        _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours, LOOPBACK),
     ]
 
 
-def _port(server: str, port: int, ours: service_record.Services | None) -> Check:
+def _port(server: str, port: int, ours: service_record.Services | None, host: str) -> Check:
     name = f"port {port} ({server})"
-    if is_free(port):
+    if is_free(port, host):
         return Check(name, True, "free")
     if ours:
         return Check(name, True, "ours")

@@ -138,12 +138,12 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of 127.0.0.1."""
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Return whether a server could listen on this port of an address of this machine; 0: on any."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended server do not count
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError:
             return False
         return True

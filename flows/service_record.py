@@ -31,6 +31,7 @@ class Services:
         processes: in the order in which they were started.
         host: the address that Prefect listens on; MLflow's is loopback.
         needs: names of the variables of `server_settings.SECRETS` that they were started with.
+        deployed: the hash of the prefect.yaml that was deployed; empty: none yet.
     """
 
     project: str
@@ -40,6 +41,7 @@ class Services:
     processes: tuple[RecordedProcess, ...] = ()
     host: str = LOOPBACK
     needs: tuple[str, ...] = ()
+    deployed: str = ""
 
     @property
     def prefect_url(self) -> str:
