@@ -195,7 +195,7 @@ def _training(project: Path) -> list[Check]:
     holder = holder_in(project)
     if holder is None:
         return [Check("training", True, "none in this folder")]
-    return [Check("training", None, f"{holder} measures or trains here", "wait for it: only one dejavu run at a time")]
+    return [Check("training", None, f"{holder} {holder.does} here", "wait for it: only one dejavu run at a time")]
 
 
 def _leftover_ranks(project: Path) -> list[Check]:

@@ -95,11 +95,12 @@ def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
     return Saved(count, total_bytes)
 
 
-def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
+def restore(project: Path, file: Path, *, force: bool = False, wait: bool = False) -> Saved:
     """Put back what a backup has; all of it is read and checked before anything is replaced.
 
     Args:
         force: also replace files that are there and differ.
+        wait: for a run that measures or trains here to end, instead of raising an error.
 
     Raises:
         InputError: it is no backup, or has what no backup has; or files would be replaced.
@@ -111,7 +112,7 @@ def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
     if found and found.dead != service_record.SERVICES:
         raise DejavuError(f"services run in {project}; wanted `dejavu down` before what they have open is replaced")
     with (
-        alone_in(project, "dejavu restore"),
+        alone_in(project, "dejavu restore", wait=wait),
         tempfile.TemporaryDirectory(dir=project / STATE, prefix=".restore-") as scratch,
     ):
         names, contents = _extracted(file, Path(scratch))
