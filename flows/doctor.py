@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import platform
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -23,7 +24,7 @@ from rich.text import Text
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.start import started_at
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
 from flows.processes import is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
@@ -163,10 +164,11 @@ def _services(project: Path) -> list[Check]:
     found = service_record.recorded(project)
     if found is None:
         return [Check("services", True, "down (dejavu up starts them)")]
+    remedy = "dejavu up starts again what is missing"
     if found.dead:
-        return [
-            Check("services", False, f"half-dead: {', '.join(found.dead)} no longer runs", "dejavu up restarts them")
-        ]
+        return [Check("services", False, f"half-dead, no longer there: {', '.join(found.dead)}", remedy)]
+    if found.missing:
+        return [Check("services", False, f"up, without an answer: {', '.join(found.missing)}", remedy)]
     return [Check("services", True, f"up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")]
 
 
@@ -256,8 +258,9 @@ def _mlflow(project: Path) -> list[Check]:
         return [Check(name, False, f"{path} cannot be read: {error}", remedy)]
     dead = [run for run, pid, start in running if not _runs(pid, start)]
     if not dead:
-        return [Check(name, True, f"readable; {len(running)} runs are running")]
-    found = f"{len(dead)} runs are marked RUNNING and their process has ended: {', '.join(dead[:3])}"
+        return [Check(name, True, f"readable; {plural(len(running), 'run')} in progress")]
+    more = " …" if len(dead) > 3 else ""
+    found = f"{plural(len(dead), 'run')} marked RUNNING, whose process has ended: {', '.join(dead[:3])}{more}"
     return [Check(name, None, found, "nothing: the next dejavu run marks those of this machine as KILLED")]
 
 
@@ -273,8 +276,8 @@ def _private(project: Path) -> list[Check]:
     name, found = "private", open_to_others(project)
     if not found:
         return [Check(name, True, "only you can read what is kept here")]
-    paths = " ".join(map(str, found))
-    return [Check(name, None, f"others may read or enter {paths}", f"chmod -R go= {paths}, as the next run does")]
+    words = shlex.join(["chmod", "-R", "go=", *map(str, found)])
+    return [Check(name, None, f"others may read or enter {', '.join(map(str, found))}", words)]
 
 
 def _prefect_home(project: Path) -> list[Check]:
@@ -285,7 +288,11 @@ def _prefect_home(project: Path) -> list[Check]:
             return [Check("Prefect home", True, f"{home} is writable")]
     except OSError as error:
         read_only = error.errno == errno.EROFS
-        remedy = "copy the project to a disk that can be written" if read_only else f"chown -R $USER {exists}"
+        remedy = (
+            "copy the project to a disk that can be written"
+            if read_only
+            else f"chown -R $USER {shlex.quote(str(exists))}"
+        )
         return [Check("Prefect home", False, f"{exists}: {error.strerror}", remedy)]
 
 

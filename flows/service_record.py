@@ -152,8 +152,8 @@ def write_toml(project: Path, services: Services, say: Say) -> None:
         return
     lines = [
         f"{TOML_MARK}: `prefect` typed in this folder talks to the server of this project.",
-        f"home = {json.dumps(str(home))}",
-        f"profiles_path = {json.dumps(str(home / 'profiles.toml'))}",
+        f"home = {_toml_text(home)}",
+        f"profiles_path = {_toml_text(home / 'profiles.toml')}",
         "",
         "[api]",
         f"url = {json.dumps(services.prefect_api_url)}",
@@ -162,6 +162,11 @@ def write_toml(project: Path, services: Services, say: Say) -> None:
         "analytics_enabled = false",
     ]
     _write_atomically(path, "\n".join(lines) + "\n")
+
+
+def _toml_text(path: Path) -> str:
+    """Return a basic string of TOML, which takes JSON's escapes but for pairs of surrogates; not as it is, DEL."""
+    return json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_ours(path: Path) -> bool:
@@ -177,5 +182,5 @@ def record_path(project: Path) -> Path:
 def _write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

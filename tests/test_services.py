@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -608,6 +609,18 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+@pytest.mark.parametrize("name", ["plain", "my project", "it's", 'a "b"', "a\\b", "ü", "🚀", "a\tb", "a\x7fb", "a#b"])
+def test_prefect_toml_is_read_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    kept = service_record.Services(str(tmp_path / name), "a token", 4200, 5000)
+    service_record.write_toml(tmp_path / name, kept, pytest.fail)
+    content = tomllib.loads((tmp_path / name / "prefect.toml").read_text(encoding="utf-8"))
+    assert content["home"] == str(tmp_path / name / ".dejavu" / "prefect")
+    assert content["api"]["url"] == kept.prefect_api_url and service_record.is_ours(tmp_path / name / "prefect.toml")
+    service_record.record(kept)
+    assert service_record.recorded(tmp_path / name) == kept
 
 
 def test_a_prefect_toml_of_the_user_is_kept(tmp_path: Path) -> None:

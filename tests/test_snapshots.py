@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from dejavu.launch.warm import agent
 from dejavu.migration.training import ChangingTraining
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.snapshots import Memory, MemoryServer, Part, SnapshotKeeper, Start, Taken, inventory, read_start
@@ -190,3 +192,18 @@ def test_a_snapshot_is_of_its_step_though_training_goes_on(
             found, _ = read_layers(Taken(0, step, 3).path(folder), {"norm"})
             assert set(found) == set(states[step])
             assert all(torch.equal(found[name], one) for name, one in states[step].items())
+
+
+def test_the_memory_of_killed_agents_is_freed_and_that_of_others_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may have had the number that this agent got: it is not there any more either."""
+    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    pids = (os.getppid(), ended.pid, os.getpid())
+    for pid in pids:
+        (tmp_path / f"dejavu-memory-{pid}" / "attempt-0").mkdir(parents=True)
+    folder = agent._memory_folder()
+    assert folder == tmp_path / f"dejavu-memory-{os.getpid()}" and not list(folder.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {f"dejavu-memory-{os.getppid()}", folder.name}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dejavu.foundation.processes.files import write_json
-from dejavu.launch.launcher import OnLoss, report
+from dejavu.launch.launcher import OnLoss, first_said, report
 from dejavu.launch.preflight import check_job
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
@@ -367,6 +367,7 @@ class ChangingTraining:
         result = replace(
             result,
             failures=tuple(self._failures()),
+            warnings=self.job.warnings(),
             migrations=tuple(self.migrations),
             was_slowed=self._was_slowed,
         )
@@ -381,8 +382,7 @@ class ChangingTraining:
 
     def _error(self) -> LaunchError:
         told = "".join(f"\n{failure}" for failure in self._failures())
-        errors = self.job.errors()
         what = f"the training did not finish (the ranks' output is in {self.job.folder}/ranks-*.log)"
-        if errors and not any(one.by_signal for one in read_failures(self.job.folder)[-1:]):
-            return RankError(f"{what}; {errors[0].read_text()}{told}")
+        if self.job.errors() and not any(one.by_signal for one in read_failures(self.job.folder)[-1:]):
+            return RankError(f"{what}; {first_said(self.job)}{told}")
         return LaunchError(f"{what}{told}")

@@ -61,6 +61,10 @@ class TrainingJob:
         """File with a line for each warning of a rank."""
         return Path(self.folder) / "warnings.txt"
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return the sentences of ranks that are in the file; some come after the result, as of a copy that failed."""
+        return tuple(self.warnings_path.read_text().splitlines()) if self.warnings_path.exists() else ()
+
     def error_path(self, attempt: int, rank: int) -> Path:
         """Return the file with the error of a rank that failed by itself."""
         return Path(self.folder) / f"error-{attempt}-{rank}.txt"
