@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.processes.parents import PARENT
 from dejavu.foundation.processes.start import started_at
 from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
@@ -39,7 +40,7 @@ GIB = 2**30
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 COMFORTABLE_SHARED_BYTES = 64 * 2**20
-RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
+RANK_MODULES = ("dejavu.runtime.", "dejavu.launch.", "dejavu.profiling.")  # how those of agents and ranks begin
 INSTALL = "pip install --constraint constraints.txt --editable ."
 
 
@@ -201,15 +202,22 @@ def _training(project: Path) -> list[Check]:
 
 
 def _leftover_ranks(project: Path) -> list[Check]:
-    left = [
-        process.pid
-        for process in psutil.process_iter(["cmdline", "ppid"])
-        if process.info["ppid"] == 1 and any(module in (process.info["cmdline"] or ()) for module in RANK_MODULES)
-    ]
+    left = [process.pid for process in psutil.process_iter(["cmdline", "ppid"]) if _is_left_over(process)]
     if not left:
         return [Check("ranks", True, "none left over")]
     pids = " ".join(map(str, left))
     return [Check("ranks", False, f"left over from a training whose launcher ended: {pids}", f"kill {pids}")]
+
+
+def _is_left_over(process: psutil.Process) -> bool:
+    """Return whether a rank or an agent has outlived its parent; in a container that may be process 1 itself."""
+    words = process.info["cmdline"] or ()
+    if process.info["ppid"] != 1 or not any(word.startswith(RANK_MODULES) for word in words):
+        return False
+    try:
+        return bool(process.environ().get(PARENT) != "1")
+    except (psutil.Error, OSError):
+        return True
 
 
 # What the project keeps

@@ -82,8 +82,13 @@ def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, s
 def start(
     name: str, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: Path
 ) -> RecordedProcess:
-    """Start a process in a session of its own, so that a Ctrl-C in the terminal does not reach it."""
+    """Start a process in a session of its own, so that a Ctrl-C in the terminal does not reach it.
+
+    The log of the one before, which may say why that ended, is kept beside its own until the next start.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.before"))
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,

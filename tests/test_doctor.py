@@ -8,13 +8,16 @@ import shlex
 import socket
 import sqlite3
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from rich.console import Console
 
+from dejavu.foundation.processes.parents import PARENT
 from dejavu.foundation.processes.start import start_seconds
 from flows import doctor, service_record, services
 from flows.doctor import Check, checks, table
@@ -109,6 +112,24 @@ def test_what_to_do_is_a_line_for_a_shell(name: str, tmp_path: Path) -> None:
     assert shlex.split(private.remedy) == ["chmod", "-R", "go=", str(project / ".dejavu"), str(project / "profiles_db")]
     subprocess.run(private.remedy, shell=True, check=True)
     assert doctor._private(project)[0].ok
+
+
+MODULES = ["dejavu.runtime.worker", "dejavu.launch.agent", "dejavu.launch.warm.agent", "dejavu.launch.comparison"]
+
+
+@pytest.mark.parametrize("module", [*MODULES, "dejavu.profiling.layers", "flows", "dejavu"])
+@pytest.mark.parametrize("parent", [1, 77])
+@pytest.mark.parametrize("named", ["1", "77", None])
+def test_ranks_that_outlived_their_launcher_are_named_and_no_others(
+    module: str, parent: int, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every kind of launch; in a container process 1 may be the launcher."""
+    words, own = [sys.executable, "-m", module, "job.json"], {PARENT: named} if named else {}
+    process = SimpleNamespace(info={"cmdline": words, "ppid": parent}, pid=4711, environ=lambda: own)
+    monkeypatch.setattr(psutil, "process_iter", lambda what: [process])
+    (check,) = doctor._leftover_ranks(tmp_path)
+    is_ours = module in MODULES or "profiling" in module
+    assert (check.remedy == "kill 4711") == (is_ours and parent == 1 and named != "1")
 
 
 def test_a_run_of_a_killed_process(project: Path) -> None:

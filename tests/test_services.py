@@ -487,6 +487,24 @@ def test_what_changed_in_prefect_yaml_is_deployed_by_the_next_up(
     assert not again.dead and service_record.recorded(project) == again
 
 
+def test_what_a_service_said_before_it_ended_is_kept(
+    stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the foreground it is started again within seconds."""
+    project, _ = stand_ins
+    says = [sys.executable, "-c", "import os, time; print('I am', os.getpid(), flush=True); time.sleep(600)"]
+    monkeypatch.setattr(services, "_worker_command", lambda: says)
+    log, pids = project / ".dejavu" / "logs" / "worker.log", list[int]()
+    now = up(project, prefect_port=free_port(), mlflow_port=free_port())
+    for _ in range(3):
+        pids.append(next(one.pid for one in now.processes if one.name == "worker"))
+        assert eventually(lambda: f"I am {pids[-1]}" in log.read_text())
+        kill(now, "worker")
+        now = up(project)
+        assert f"I am {pids[-1]}" in log.with_name("worker.log.before").read_text()
+    assert {path.name for path in log.parent.iterdir() if "worker" in path.name} == {"worker.log", "worker.log.before"}
+
+
 def test_a_watch_goes_on_when_deployments_are_made_again(
     stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
