@@ -167,17 +167,21 @@ def run(
 )
 def up(
     prefect_port: Annotated[
-        int | None, typer.Option(help="of the Prefect server; default: 4200 or the next free one")
+        int | None, typer.Option(min=1, max=65535, help="of the Prefect server; default: 4200 or the next free one")
     ] = None,
     mlflow_port: Annotated[
-        int | None, typer.Option(help="of the MLflow server; default: 5000 or the next free one")
+        int | None, typer.Option(min=1, max=65535, help="of the MLflow server; default: 5000 or the next free one")
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="look at the cluster again and again, and plan again when it changes")
     ] = False,
-    every_seconds: Annotated[float, typer.Option(min=5.0, help="of --watch: between two looks")] = 60.0,
+    every_seconds: Annotated[
+        float | None, typer.Option(min=5.0, help="of --watch: between two looks; default: 60")
+    ] = None,
     workload: Annotated[Path | None, typer.Option("--workload", help="of --watch: what is planned")] = None,
-    cluster: Annotated[Path, typer.Option("--cluster", help="of --watch: the cluster file")] = Path("cluster.yaml"),
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="of --watch: the cluster file; default: cluster.yaml")
+    ] = None,
     dask: Annotated[
         str, typer.Option(help="of --watch: address of a Dask scheduler; hosts without a worker are gone")
     ] = "",
@@ -204,16 +208,20 @@ def up(
     from flows.inputs import check_dask_address, read_inputs
     from flows.prefect_api import Watch
 
-    looks = None
+    looks, file = None, cluster or Path("cluster.yaml")
+    of_watch: dict[str, object] = {"--every-seconds": every_seconds, "--workload": workload, "--cluster": cluster}
+    of_watch |= {"--dask": dask, "--links": links}
+    if not watch and (given := [name for name, value in of_watch.items() if value]):
+        raise InputError(f"{given[0]} is of --watch; wanted both, or none")
     if watch:
         check_dask_address(dask)
         if links and not dask:
             raise InputError("--links sends messages between Dask workers; give their scheduler's address with --dask")
-        read_inputs(cluster, workload, train=False)  # report mistakes before starting
-        given: dict[str, str | bool] = {"cluster": str(cluster), "dask": dask, "links": links}
+        read_inputs(file, workload, train=False)  # report mistakes before starting
+        parameters: dict[str, str | bool] = {"cluster": str(file), "dask": dask, "links": links}
         if workload:
-            given["workload"] = str(workload)
-        looks = Watch(every_seconds, given)
+            parameters["workload"] = str(workload)
+        looks = Watch(60.0 if every_seconds is None else every_seconds, parameters)
     start = partial(services.up, Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, host=host)
     if foreground:
         stay_up(Path.cwd(), start, looks, typer.echo)

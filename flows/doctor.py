@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import platform
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -22,11 +23,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.processes.parents import PARENT
 from dejavu.foundation.processes.start import started_at
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
 from flows.processes import is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
+from flows.server_settings import LOOPBACK
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = (
@@ -37,7 +40,7 @@ GIB = 2**30
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 COMFORTABLE_SHARED_BYTES = 64 * 2**20
-RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
+RANK_MODULES = ("dejavu.runtime.", "dejavu.launch.", "dejavu.profiling.")  # how those of agents and ranks begin
 INSTALL = "pip install --constraint constraints.txt --editable ."
 
 
@@ -162,24 +165,25 @@ def _services(project: Path) -> list[Check]:
     found = service_record.recorded(project)
     if found is None:
         return [Check("services", True, "down (dejavu up starts them)")]
+    remedy = "dejavu up starts again what is missing"
     if found.dead:
-        return [
-            Check("services", False, f"half-dead: {', '.join(found.dead)} no longer runs", "dejavu up restarts them")
-        ]
+        return [Check("services", False, f"half-dead, no longer there: {', '.join(found.dead)}", remedy)]
+    if found.missing:
+        return [Check("services", False, f"up, without an answer: {', '.join(found.missing)}", remedy)]
     return [Check("services", True, f"up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")]
 
 
 def _ports(project: Path) -> list[Check]:
     ours = service_record.status(project)
     return [
-        _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours),
-        _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours),
+        _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours, ours.host if ours else LOOPBACK),
+        _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours, LOOPBACK),
     ]
 
 
-def _port(server: str, port: int, ours: service_record.Services | None) -> Check:
+def _port(server: str, port: int, ours: service_record.Services | None, host: str) -> Check:
     name = f"port {port} ({server})"
-    if is_free(port):
+    if is_free(port, host):
         return Check(name, True, "free")
     if ours:
         return Check(name, True, "ours")
@@ -194,19 +198,26 @@ def _training(project: Path) -> list[Check]:
     holder = holder_in(project)
     if holder is None:
         return [Check("training", True, "none in this folder")]
-    return [Check("training", None, f"{holder} measures or trains here", "wait for it: only one dejavu run at a time")]
+    return [Check("training", None, f"{holder} {holder.does} here", "wait for it: only one dejavu run at a time")]
 
 
 def _leftover_ranks(project: Path) -> list[Check]:
-    left = [
-        process.pid
-        for process in psutil.process_iter(["cmdline", "ppid"])
-        if process.info["ppid"] == 1 and any(module in (process.info["cmdline"] or ()) for module in RANK_MODULES)
-    ]
+    left = [process.pid for process in psutil.process_iter(["cmdline", "ppid"]) if _is_left_over(process)]
     if not left:
         return [Check("ranks", True, "none left over")]
     pids = " ".join(map(str, left))
     return [Check("ranks", False, f"left over from a training whose launcher ended: {pids}", f"kill {pids}")]
+
+
+def _is_left_over(process: psutil.Process) -> bool:
+    """Return whether a rank or an agent has outlived its parent; in a container that may be process 1 itself."""
+    words = process.info["cmdline"] or ()
+    if process.info["ppid"] != 1 or not any(word.startswith(RANK_MODULES) for word in words):
+        return False
+    try:
+        return bool(process.environ().get(PARENT) != "1")
+    except (psutil.Error, OSError):
+        return True
 
 
 # What the project keeps
@@ -255,8 +266,9 @@ def _mlflow(project: Path) -> list[Check]:
         return [Check(name, False, f"{path} cannot be read: {error}", remedy)]
     dead = [run for run, pid, start in running if not _runs(pid, start)]
     if not dead:
-        return [Check(name, True, f"readable; {len(running)} runs are running")]
-    found = f"{len(dead)} runs are marked RUNNING and their process has ended: {', '.join(dead[:3])}"
+        return [Check(name, True, f"readable; {plural(len(running), 'run')} in progress")]
+    more = " …" if len(dead) > 3 else ""
+    found = f"{plural(len(dead), 'run')} marked RUNNING, whose process has ended: {', '.join(dead[:3])}{more}"
     return [Check(name, None, found, "nothing: the next dejavu run marks those of this machine as KILLED")]
 
 
@@ -272,8 +284,8 @@ def _private(project: Path) -> list[Check]:
     name, found = "private", open_to_others(project)
     if not found:
         return [Check(name, True, "only you can read what is kept here")]
-    paths = " ".join(map(str, found))
-    return [Check(name, None, f"others may read or enter {paths}", f"chmod -R go= {paths}, as the next run does")]
+    words = shlex.join(["chmod", "-R", "go=", *map(str, found)])
+    return [Check(name, None, f"others may read or enter {', '.join(map(str, found))}", words)]
 
 
 def _prefect_home(project: Path) -> list[Check]:
@@ -284,7 +296,11 @@ def _prefect_home(project: Path) -> list[Check]:
             return [Check("Prefect home", True, f"{home} is writable")]
     except OSError as error:
         read_only = error.errno == errno.EROFS
-        remedy = "copy the project to a disk that can be written" if read_only else f"chown -R $USER {exists}"
+        remedy = (
+            "copy the project to a disk that can be written"
+            if read_only
+            else f"chown -R $USER {shlex.quote(str(exists))}"
+        )
         return [Check("Prefect home", False, f"{exists}: {error.strerror}", remedy)]
 
 

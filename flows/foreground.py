@@ -20,7 +20,7 @@ def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: 
     """Start the services, start again what ends, and stop everything on SIGTERM, Ctrl-C or `dejavu down`.
 
     Args:
-        start: `services.up` with everything but what is watched, and who is told.
+        start: `services.up` with everything but what is watched, whether it starts again, and who is told.
 
     Raises:
         DejavuError: a service did not start, or not again; everything is stopped.
@@ -30,8 +30,8 @@ def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: 
         start(watch=watch, say=say)
         tell_systemd("READY=1")
         while (found := service_record.recorded(project)) is not None:
-            if found.dead:
-                start(say=say)
+            if found.dead and start(again=True, say=say) is None:
+                break
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         tell_systemd("STOPPING=1")

@@ -21,7 +21,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="of --slurm: only write it")] = False,
     workload: Annotated[Path | None, typer.Option(help="for a new folder: what to train")] = None,
     cluster: Annotated[Path | None, typer.Option(help="for a new folder: the cluster file to plan for")] = None,
-    budget_seconds: Annotated[float, typer.Option(min=0.0, help="of planning: search time")] = 8.0,
+    budget_seconds: Annotated[float | None, typer.Option(min=0.0, help="of planning: search time; default: 8")] = None,
     virtual_workers: Annotated[
         str,
         typer.Option(
@@ -30,7 +30,8 @@ def launch(
         ),
     ] = "",
     address: Annotated[
-        list[str] | None, typer.Option(metavar="HOST=ADDRESS", help="where a host's name does not lead to it")
+        list[str] | None,
+        typer.Option(metavar="HOST=ADDRESS", help="of --torchrun: where a host's name does not lead to it"),
     ] = None,
     interface: Annotated[str, typer.Option(help="network interface of the ranks; default: that of the name")] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="of the rendezvous, on the first host")] = 29400,
@@ -43,13 +44,19 @@ def launch(
     """
     from dejavu.foundation.errors import InputError
     from dejavu.launch.elsewhere import Places, Slurm
-    from flows.launching import addresses_of, prepared_job, print_lines, submit
+    from flows.launching import addresses_of, job_to_launch, print_lines, submit
 
     if torchrun == slurm:
         raise InputError("wanted one of --torchrun, which prints lines, and --slurm, which writes a batch script")
     if dry_run and not slurm:
         raise InputError("--dry-run is for --slurm; --torchrun only prints")
-    job = prepared_job(training, workload, cluster, budget_seconds, virtual_workers)
+    if torchrun and (time or sbatch):
+        raise InputError(
+            f"{'--time' if time else '--sbatch'} is for --slurm; found --torchrun, whose lines have no limit"
+        )
+    if slurm and address:
+        raise InputError(f"--address {address[0]} is for --torchrun; SLURM knows its nodes")
+    job = job_to_launch(training, workload, cluster, budget_seconds, virtual_workers)
     places = Places(Path.cwd(), addresses_of(address or ()), interface, port)
     if torchrun:
         print_lines(job, places, typer.echo)

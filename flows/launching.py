@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
-from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.job import TrainingJob, prepared_job
+from dejavu.workload.data import check_data
 
 if TYPE_CHECKING:
     from dejavu.planning import Choice, Planner
@@ -29,64 +29,90 @@ def addresses_of(words: Sequence[str]) -> dict[str, str]:
     Raises:
         InputError: one is something else.
     """
-    found = {}
+    found: dict[str, str] = {}
     for word in words:
         host, is_there, address = word.partition("=")
         if not (host and is_there and address):
             raise InputError(f"--address {word}: found no host and address; wanted such as --address alpha=10.0.0.1")
-        found[host] = address
+        if found.setdefault(host, address) != address:
+            raise InputError(f"--address {word}: {host} has the address {found[host]} already; wanted one")
     return found
 
 
-def prepared_job(
-    folder: Path, workload: Path | None, cluster: Path | None, budget_seconds: float, virtual_workers: str = ""
+def job_to_launch(
+    folder: Path,
+    workload: Path | None,
+    cluster: Path | None,
+    budget_seconds: float | None = None,
+    virtual_workers: str = "",
 ) -> TrainingJob:
     """Read the folder's job, or plan the workload on the cluster file's devices and write one into the folder.
 
     Args:
+        budget_seconds: of planning; None: the usual.
         virtual_workers: `always`, or `auto`, where they are predicted to be faster than one pipeline; empty: never.
 
     Raises:
-        InputError: there is no job and nothing to make one of, or there is one and the options say another.
+        InputError: there is no job and nothing to make one of, or there is one and the options say another, or all of
+            its steps are trained, or it cannot be trained.
     """
     path = folder / "job.json"
     if virtual_workers not in ("", "auto", "always"):
         raise InputError(f"--virtual-workers {virtual_workers}: wanted auto or always, or no --virtual-workers")
     if path.is_file():
-        if workload is not None or cluster is not None or virtual_workers:
-            raise InputError(
-                f"{path} is there already; leave out --workload, --cluster and --virtual-workers, or name a new folder"
-            )
-        try:
-            job = TrainingJob.read(path)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(f"{path} cannot be read: {why}; wanted what a training of this version wrote") from error
-        return _where_it_is(job, folder)
-    if workload is None or cluster is None:
+        planning = {"--workload": workload, "--cluster": cluster, "--budget-seconds": budget_seconds}
+        given = [name for name, value in planning.items() if value is not None]
+        if given := given + ["--virtual-workers"] * bool(virtual_workers):
+            raise InputError(f"{path} is there already; leave out {' and '.join(given)}, or name a new folder")
+        job = prepared_job(folder)
+        _check_earlier(job)
+    elif workload is None or cluster is None:
         raise InputError(
             f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs, or --workload "
             "FILE and --cluster FILE to plan one"
         )
-    return _planned_job(folder, workload, cluster, budget_seconds, virtual_workers)
-
-
-def _where_it_is(job: TrainingJob, folder: Path) -> TrainingJob:
-    """Return the job in the folder that was named: where a folder was copied or moved, its job says the one before."""
-    if Path(job.folder).resolve() == folder.resolve():
-        return job
-    job = replace(job, folder=str(folder.resolve()))
-    job.write()
+    else:
+        if next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder).is_file():
+            raise InputError(f"{folder} is a file, or in one; wanted a new folder, or that of a prepared training")
+        job = _planned_job(folder, workload, cluster, budget_seconds, virtual_workers)
+    if job.workload.odd:
+        print(f"warning: {job.workload.odd}", file=sys.stderr)
     return job
 
 
+def _check_earlier(job: TrainingJob) -> None:
+    """Check that a prepared training has steps left, and what they need, as far as that does not depend on its hosts.
+
+    Raises:
+        InputError, LaunchError: it has not.
+    """
+    # With torch's checkpoints: half a second to import.
+    from dejavu.runtime.job.resume import check_checkpoint, earlier_training
+    from dejavu.workload.pretrained import check_pretrained
+
+    _check(job)
+    check_data(job.workload)
+    earlier = earlier_training(Path(job.folder), job.workload)
+    if earlier.is_complete:
+        raise InputError(str(earlier))
+    check_checkpoint(Path(job.folder), job.workload)
+    if earlier.step == job.first_step and job.start_from is None:
+        check_pretrained(job.workload)
+
+
+def _check(job: TrainingJob) -> None:
+    for check in (check_plan, check_spreading, check_draw):
+        check(job)
+
+
 def _planned_job(
-    folder: Path, workload: Path, cluster: Path, budget_seconds: float, virtual_workers: str
+    folder: Path, workload: Path, cluster: Path, budget_seconds: float | None, virtual_workers: str
 ) -> TrainingJob:
     from dejavu.binding import bind
     from dejavu.cost.priced_problem import as_planned
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
+    from dejavu.plans.answers import BUDGET_SECONDS
     from dejavu.workload.pretrained import check_pretrained
     from flows.inputs import read_inputs
 
@@ -96,7 +122,8 @@ def _planned_job(
     except InputError as error:
         raise InputError(f"{workload}: {error}") from error
     planner = Planner(forks=True)
-    choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
+    seconds = BUDGET_SECONDS if budget_seconds is None else budget_seconds
+    choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=seconds, seed=wanted.seed))
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
     binding = bind(choice.priced.problem, choice.plan, machines) if team is None else team.binding
     job = TrainingJob(
@@ -108,8 +135,7 @@ def _planned_job(
         last_step=wanted.num_steps,
         folder=str(folder.resolve()),
     )
-    for check in (check_plan, check_spreading, check_draw):
-        check(job)
+    _check(job)
     job.write()
     return job
 

@@ -106,6 +106,16 @@ class Watch:
     parameters: dict[str, str | bool]
 
 
+def watching(api: httpx.Client) -> Watch | None:
+    """Return what the schedule of `replan/on-change` looks at; None: it is not active, or not deployed."""
+    found = api.get("/deployments/name/replan/on-change")
+    if found.status_code == httpx.codes.NOT_FOUND:
+        return None
+    deployment = found.raise_for_status().json()
+    active = [one["schedule"] for one in deployment["schedules"] if one["active"] and "interval" in one["schedule"]]
+    return Watch(active[0]["interval"], deployment["parameters"]) if active else None
+
+
 def start_watching(api: httpx.Client, watch: Watch) -> None:
     """Activate the schedule of `replan/on-change`; its runs by an event have the same parameters."""
     found = api.get("/deployments/name/replan/on-change")

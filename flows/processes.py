@@ -82,8 +82,13 @@ def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, s
 def start(
     name: str, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: Path
 ) -> RecordedProcess:
-    """Start a process in a session of its own, so that a Ctrl-C in the terminal does not reach it."""
+    """Start a process in a session of its own, so that a Ctrl-C in the terminal does not reach it.
+
+    The log of the one before, which may say why that ended, is kept beside its own until the next start.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.before"))
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -138,12 +143,12 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of 127.0.0.1."""
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Return whether a server could listen on this port of an address of this machine; 0: on any."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended server do not count
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError:
             return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect.runtime import flow_run
 
 from dejavu.cluster import Cluster
-from dejavu.launch.training_lock import holder_in
+from dejavu.launch.running import status_of
 from dejavu.planning import PlanRequest
 from dejavu.watching import Decided, Decision, Notes
 from dejavu.workload import Workload
@@ -24,7 +24,7 @@ def replanned(
         found = planned(request, here, dask, measure=False)
         run = str(flow_run.id)
         decision = decide_on(
-            found.choice, workload, before, change, run, is_running=holder_in(here.project) is not None
+            found.choice, workload, before, change, run, is_running=status_of(here.project).is_training
         )
         here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
         if decision.decided == Decided.KEPT and before is not None and decision.old_step_seconds is not None:

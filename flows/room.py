@@ -45,9 +45,15 @@ def check_room(project: Path) -> None:
     """Check that a run can write into the folder, before it starts servers there; keep what is there private.
 
     Raises:
-        InputError: it cannot be written, or it or the machine's shared memory has less free than any run needs.
+        InputError: it cannot be written, no database can be in it, or it or the machine's shared memory has less free
+            than any run needs.
     """
     state = project.resolve() / ".dejavu"
+    if "?" in str(state):
+        raise InputError(
+            f"the project's folder is {project.resolve()}, and the addresses of its databases end at a question mark; "
+            "wanted a folder without one in its path"
+        )
     try:
         state.mkdir(mode=stat.S_IRWXU, exist_ok=True)
         with tempfile.TemporaryFile(dir=state):

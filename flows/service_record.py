@@ -31,6 +31,7 @@ class Services:
         processes: in the order in which they were started.
         host: the address that Prefect listens on; MLflow's is loopback.
         needs: names of the variables of `server_settings.SECRETS` that they were started with.
+        deployed: the hash of the prefect.yaml that was deployed; empty: none yet.
     """
 
     project: str
@@ -40,6 +41,7 @@ class Services:
     processes: tuple[RecordedProcess, ...] = ()
     host: str = LOOPBACK
     needs: tuple[str, ...] = ()
+    deployed: str = ""
 
     @property
     def prefect_url(self) -> str:
@@ -150,8 +152,8 @@ def write_toml(project: Path, services: Services, say: Say) -> None:
         return
     lines = [
         f"{TOML_MARK}: `prefect` typed in this folder talks to the server of this project.",
-        f"home = {json.dumps(str(home))}",
-        f"profiles_path = {json.dumps(str(home / 'profiles.toml'))}",
+        f"home = {_toml_text(home)}",
+        f"profiles_path = {_toml_text(home / 'profiles.toml')}",
         "",
         "[api]",
         f"url = {json.dumps(services.prefect_api_url)}",
@@ -160,6 +162,11 @@ def write_toml(project: Path, services: Services, say: Say) -> None:
         "analytics_enabled = false",
     ]
     _write_atomically(path, "\n".join(lines) + "\n")
+
+
+def _toml_text(path: Path) -> str:
+    """Return a basic string of TOML, which takes JSON's escapes but for pairs of surrogates; not as it is, DEL."""
+    return json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_ours(path: Path) -> bool:
@@ -175,5 +182,5 @@ def record_path(project: Path) -> Path:
 def _write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

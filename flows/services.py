@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from flows.prefect_api import (
     ensure_automation,
     ensure_work_pool,
     start_watching,
+    watching,
     worker_is_online,
 )
 from flows.processes import TOKEN, child_environment, end, family, is_free, listener, runs_of, start
@@ -47,6 +49,7 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 DEPLOY_SECONDS = 600.0  # beside measurements, which go first on their cores, 180 were not enough
+LOCK_SECONDS = 5.0
 TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
 
 
@@ -57,27 +60,33 @@ def up(
     mlflow_port: int | None = None,
     host: str | None = None,
     watch: Watch | None = None,
+    again: bool = False,
     say: Say = print,
-) -> Services:
-    """Start what is not running yet, deploy `prefect.yaml`, and wait until everything responds.
+) -> Services | None:
+    """Start what is not running yet, deploy `prefect.yaml` if that is new, and wait until everything responds.
 
     Args:
         prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
         host: the address that Prefect listens on; if not given, that of what runs already, or loopback.
         watch: also look at the cluster from now on, and plan again when it changes.
+        again: only what was started before; None is returned where `dejavu down` has ended it, which is waited for.
 
     Raises:
-        InputError: there is no prefect.yaml, no room, a port that was asked for is taken, or others could reach `host`
-            without a password.
+        InputError: there is no prefect.yaml, no room, a port that was asked for is taken, others could reach `host`
+            without a password, or what runs has another address, other ports or fewer secrets than are wanted.
         DejavuError: a service did not start; the message includes the end of its log, and nothing is left running.
     """
     project = project.resolve()
     if not (project / "prefect.yaml").is_file():
         raise InputError(f"{project} has no prefect.yaml; run `dejavu up` in the project's folder")
     host = check_host(host) if host else ""
+    if host and not is_free(0, host):
+        raise InputError(f"--host {host} is no address of this machine; wanted one that it has")
     wanted = Services(str(project), "", prefect_port or 0, mlflow_port or 0, host=host, needs=given())
     check_room(project)
-    with _locked(project):
+    with _locked(project, READY_SECONDS + DEPLOY_SECONDS if again else LOCK_SECONDS):
+        if again and recorded(project) is None:
+            return None
         services = _up(project, wanted, say)
         if watch is not None:
             with services.api() as api:
@@ -88,23 +97,17 @@ def up(
 
 def _up(project: Path, wanted: Services, say: Say) -> Services:
     found = recorded(project)
-    if found and found.dead != SERVICES and wanted.host not in ("", found.host):
-        raise InputError(f"these services run on {found.host}, not on {wanted.host}; `dejavu down` ends them")
-    if found and not found.dead and found.answers:
-        say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
-        return found
     if found and found.dead != SERVICES:
-        say(f"starting again what is no longer there: {', '.join(found.missing)}; what else runs goes on")
+        _check_wanted(found, wanted)
+        if missing := found.missing:
+            say(f"starting again what is no longer there: {', '.join(missing)}; what else runs goes on")
+        elif found.deployed == _hash_of_deployments(project):
+            say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
+            return found
         return _start(project, found, say)
     if found:
         _stop(found, say)
-    services = replace(
-        wanted,
-        host=wanted.host or LOOPBACK,
-        token=uuid.uuid4().hex,
-        prefect_port=_choose_port("Prefect", wanted.prefect_port, PREFECT_PORT, say),
-        mlflow_port=_choose_port("MLflow", wanted.mlflow_port, MLFLOW_PORT, say),
-    )
+    services = _with_ports(replace(wanted, host=wanted.host or LOOPBACK, token=uuid.uuid4().hex), say)
     try:
         return _start(project, services, say)
     except BaseException:
@@ -112,10 +115,31 @@ def _up(project: Path, wanted: Services, say: Say) -> Services:
         raise
 
 
+def _check_wanted(found: Services, wanted: Services) -> None:
+    """Check that what runs is as it is wanted.
+
+    Raises:
+        InputError: it is not; only a new start would make it so.
+    """
+    places = {
+        "on": (found.host, wanted.host),
+        "with Prefect's port": (found.prefect_port, wanted.prefect_port),
+        "with MLflow's port": (found.mlflow_port, wanted.mlflow_port),
+    }
+    for what, (has, wants) in places.items():
+        if wants and wants != has:
+            raise InputError(f"these services run {what} {has}, not {wants}; `dejavu down` ends them")
+    if new := [name for name in wanted.needs if name not in found.needs]:
+        raise InputError(
+            f"these services were started without {new[0]}, which is set now; `dejavu down` ends them, and the next "
+            "`dejavu up` uses it"
+        )
+
+
 def down(project: Path, *, say: Say = print) -> None:
     """End exactly what `up` started and all its descendants, flow runs included."""
     project = project.resolve()
-    with _locked(project):
+    with _locked(project, LOCK_SECONDS):
         found = recorded(project)
         if found is None:
             say("nothing is running")
@@ -157,9 +181,14 @@ def _start(project: Path, services: Services, say: Say) -> Services:
         ensure_automation(api)
         if "worker" in missing:
             services = _launch(services, environment, "worker", _worker_command())
-        if missing == SERVICES:
-            say("deploying prefect.yaml")
+        if services.deployed != (new := _hash_of_deployments(project)):
+            say("deploying prefect.yaml" if missing == SERVICES else "deploying prefect.yaml, which has changed")
+            before = watching(api)
             _deploy(project, environment)
+            services = replace(services, deployed=new)
+            record(services)
+            if before is not None and watching(api) is None:  # the file says that it is not active by itself
+                start_watching(api, before)
         if "worker" in missing:
             _wait_for(services, "worker", lambda: worker_is_online(api, began))
     write_toml(project, services, say)
@@ -246,6 +275,10 @@ def _launch(services: Services, environment: dict[str, str], name: str, command:
     return services
 
 
+def _hash_of_deployments(project: Path) -> str:
+    return hashlib.sha256((project / "prefect.yaml").read_bytes()).hexdigest()
+
+
 def _deploy(project: Path, environment: dict[str, str]) -> None:
     try:
         result = subprocess.run(
@@ -268,15 +301,43 @@ def _deploy(project: Path, environment: dict[str, str]) -> None:
         raise DejavuError(f"`prefect deploy --all` failed:\n{(result.stdout + result.stderr)[-3000:]}")
 
 
-def _choose_port(name: str, wanted: int | None, default: int, say: Say) -> int:
+def _with_ports(services: Services, say: Say) -> Services:
+    """Choose the ports that were not asked for.
+
+    Raises:
+        InputError: one that was asked for is taken, or both are the same.
+        DejavuError: none is free.
+    """
+    prefect, mlflow = services.prefect_port, services.mlflow_port
+    if prefect and prefect == mlflow:
+        raise InputError(f"Prefect and MLflow are both to listen on port {prefect}; wanted two ports")
+    prefect = _choose_port("Prefect", prefect, PREFECT_PORT, say, host=services.host, other=("MLflow", mlflow))
+    mlflow = _choose_port("MLflow", mlflow, MLFLOW_PORT, say, other=("Prefect", prefect))
+    return replace(services, prefect_port=prefect, mlflow_port=mlflow)
+
+
+def _choose_port(
+    name: str,
+    wanted: int | None,
+    default: int,
+    say: Say,
+    *,
+    host: str = LOOPBACK,
+    other: tuple[str, int] = ("", 0),
+) -> int:
+    """Return a free port of an address.
+
+    Args:
+        other: the other server, and its port; 0: it has none yet.
+    """
     port = wanted or default
-    if is_free(port):
+    if port != other[1] and is_free(port, host):
         return port
     holder = listener(port)
-    by = f" by {holder.name()} (pid {holder.pid})" if holder else ""
+    by = f" by {holder.name()} (pid {holder.pid})" if holder else f" by {other[0]}" if port == other[1] else ""
     if wanted:
         raise InputError(f"port {wanted} for {name} is taken{by}; give a free one, or none")
-    free = next((one for one in range(port + 1, port + 100) if is_free(one)), None)
+    free = next((one for one in range(port + 1, port + 100) if one != other[1] and is_free(one, host)), None)
     if free is None:
         raise DejavuError(f"no port from {port} to {port + 99} is free for {name}")
     say(f"port {port} is taken{by}; {name} gets {free}")
@@ -308,8 +369,9 @@ def _check_port(services: Services, name: str) -> None:
     Raises:
         DejavuError: it was.
     """
-    port = {"prefect": services.prefect_port, "mlflow": services.mlflow_port}.get(name)
-    if port is not None and not is_free(port):
+    places = {"prefect": (services.prefect_port, services.host), "mlflow": (services.mlflow_port, LOOPBACK)}
+    port, host = places.get(name, (None, LOOPBACK))
+    if port is not None and not is_free(port, host):
         holder = listener(port)
         by = f" by {holder.name()} (pid {holder.pid})" if holder else ""
         raise DejavuError(
@@ -318,10 +380,10 @@ def _check_port(services: Services, name: str) -> None:
         )
 
 
-def _locked(project: Path) -> AbstractContextManager[None]:
+def _locked(project: Path, timeout_seconds: float) -> AbstractContextManager[None]:
     folder = project / ".dejavu"
     folder.mkdir(parents=True, exist_ok=True)
-    return _held(folder / "services.lock", 5, "is working: another `dejavu up` or `dejavu down`")
+    return _held(folder / "services.lock", timeout_seconds, "is working: another `dejavu up` or `dejavu down`")
 
 
 @contextmanager

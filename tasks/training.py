@@ -33,7 +33,7 @@ from dejavu.migration.launching import launch_changing
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.measuring import least_samples
-from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
+from dejavu.runtime.job import TrainingJob, TrainingResult, prepared_job, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -180,10 +180,7 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
 @task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
 def read_job(folder: Path) -> TrainingJob:
     """Read the training job that was prepared in a run's folder."""
-    path = folder / "job.json"
-    if not path.is_file():
-        raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
-    return TrainingJob.read(path)
+    return prepared_job(folder)
 
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:

@@ -22,8 +22,11 @@ from dejavu.cluster import Cluster, Link, catalogue, load_cluster, this_machine
 from dejavu.cluster.__main__ import main
 from dejavu.cluster.catalogue import catalogue_rows
 from dejavu.cluster.form import DeviceForm, LinkForm, NodesForm
+from dejavu.cluster.this_machine import VISIBLE, gpus_by_type, visible_gpus
 from dejavu.foundation import strict_yaml, units
 from dejavu.foundation.errors import InputError
+from dejavu.launch.preflight import check_cluster
+from dejavu.profiling import profiler
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = [ROOT / "cluster.yaml", *sorted((ROOT / "examples" / "clusters").glob("*.yaml"))]
@@ -373,6 +376,82 @@ def test_cuda_devices_are_found_by_their_reported_names(monkeypatch):
     assert known == replace(catalogue()["H200-SXM-141GB"], memory_bytes=139 << 30, source="this machine")
     assert unknown.peak_flops_per_second["bfloat16"] == 2 * 50 * 64 * 2 * 1.2e9
     assert "NVIDIA Prototype X" in cluster.assumptions[0]
+
+
+def _gpus(monkeypatch, names):
+    """A machine with these GPUs, in CUDA's order."""
+    properties = [
+        SimpleNamespace(name=name, total_memory=24 << 30, multi_processor_count=50, major=9, L2_cache_size=0)
+        for name in names
+    ]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(properties))
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties.__getitem__)
+
+
+@pytest.mark.parametrize("told", [None, "numbers", "ids"])
+@pytest.mark.parametrize("order", sorted({*itertools.permutations("AAB"), *itertools.permutations("AABBC")}))
+def test_a_device_of_this_machine_is_the_gpu_of_its_number(order, told, monkeypatch):
+    """CUDA may number GPUs of one type before and after others; the variable that helps is said."""
+    types = {"A": "NVIDIA H200", "B": "NVIDIA Prototype X", "C": "Tesla T4"}
+    shown = {"numbers": [str(9 - k) for k in range(len(order))], "ids": [f"GPU-{k}f" for k in range(len(order))]}.get(
+        told
+    )
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if shown:
+        monkeypatch.setenv(VISIBLE, ",".join(shown))
+    _gpus(monkeypatch, [types[one] for one in order])
+    by_name = dict(zip(shown or map(str, range(len(order))), order, strict=True))
+    if list(order) == sorted(order, key=order.index):
+        assert [device.index for device in this_machine().devices()] == [*range(len(order))]
+    else:
+        with pytest.raises(InputError, match=r"wanted those of a type one after another, as with") as caught:
+            this_machine()
+        (names,) = re.findall(rf"{VISIBLE}=(\S+) in the", str(caught.value))
+        monkeypatch.setenv(VISIBLE, names)
+        _gpus(monkeypatch, [types[by_name[name]] for name in names.split(",")])
+    devices, gpus = this_machine().devices(), gpus_by_type()
+    listed = [gpu for own in gpus.values() for gpu in own]
+    assert listed == visible_gpus(len(order)), "type by type, as CUDA numbers them"
+    assert [device.type_name for device in devices] == [name for name, own in gpus.items() for _ in own]
+    for own in gpus.values():
+        assert len({by_name[name] for name in own}) == 1
+
+
+@pytest.mark.parametrize("here", ["AAB", "ABB", "AA", "AABB"])
+@pytest.mark.parametrize("listed", [(("A", 2), ("B", 1)), (("A", 1), ("B", 1)), (("B", 1), ("A", 1)), (("A", 1),)])
+def test_a_file_of_this_machine_lists_its_gpus_as_cuda_numbers_them(here, listed, tmp_path, monkeypatch):
+    """A rank takes the GPU of its device's number in the node."""
+    types = {"A": "NVIDIA H200", "B": "Tesla T4"}
+    _gpus(monkeypatch, [types[one] for one in here])
+    names = dict(zip("AB", ("H200-SXM-141GB", "T4"), strict=True))
+    devices = ", ".join(f"{{type: {names[one]}, count: {count}}}" for one, count in listed)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"nodes: [{{name: a, hosts: [localhost], devices: [{devices}], link: {{bandwidth: 1 GB/s}}}}]")
+    wanted = "".join(one * count for one, count in listed)
+    if here.startswith(wanted):
+        check_cluster(load_cluster(path))
+    else:
+        has_all = all(here.count(one) >= count for one, count in listed)
+        with pytest.raises(
+            InputError, match="in CUDA's order" if has_all else "the cluster says that this machine has"
+        ):
+            check_cluster(load_cluster(path))
+
+
+@pytest.mark.parametrize("told", [None, "3,1,2"])
+@pytest.mark.parametrize("kinds", [{}, {"a": ["3", "1", "2"]}, {"a": ["3"], "b": ["1", "2"]}])
+def test_a_type_of_gpus_is_measured_on_gpus_of_that_type(kinds, told, monkeypatch):
+    """Measuring processes take the first ones that they see."""
+    monkeypatch.setattr(profiler, "gpus_by_type", lambda: kinds)
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if told:
+        monkeypatch.setenv(VISIBLE, told)
+    for name, gpus in kinds.items():
+        with pytest.raises(KeyboardInterrupt), profiler._gpus_of(name):
+            assert os.environ.get(VISIBLE) == (",".join(gpus) if len(kinds) > 1 else told)
+            raise KeyboardInterrupt
+        assert os.environ.get(VISIBLE) == told
 
 
 @pytest.mark.gpu

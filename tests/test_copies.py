@@ -6,6 +6,7 @@ Its in-memory file system stands for an object store, and a folder for one that 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.runtime.job import TrainingJob, resumed
+from dejavu.runtime.job import copies as copying
 from dejavu.runtime.job.copies import Copier, check_copies, copy_training, fetch
 from dejavu.runtime.single import build_layers
 from dejavu.runtime.state import MARKER, checkpoint_step, complete_checkpoints, gather_state, save_checkpoint
@@ -57,7 +59,8 @@ def save(job: TrainingJob, *steps: int, held_out: Mapping[int, float] = MappingP
     for step in steps:
         state = gather_state(layers, torch.optim.SGD(layers.parameters(), 0.1))
         save_checkpoint(job.checkpoints, step, state, held_out.get(step))
-    job.progress_path.write_text("".join(json.dumps({"step": k, "loss": 4.0}) + "\n" for k in range(max(steps))))
+    lines = (json.dumps({"step": k, "loss": 4.0}) + "\n" for k in range(max(0, max(steps) - 20), max(steps)))
+    job.progress_path.write_text("".join(lines))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -136,6 +139,87 @@ def test_what_cannot_be_copied_is_a_warning_and_what_is_deleted_meanwhile_none(
         copier.close()
     assert warned and all("the checkpoints are not copied to file://" in line for line in warned)
     assert store.exists(f"/bucket/runs/run1/checkpoints/step-00000003/{MARKER}")
+
+
+def copied_steps(store: Any) -> list[int]:
+    return sorted(int(name.rpartition("-")[2]) for name in store.ls("/bucket/runs/run1/checkpoints", detail=False))
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_what_came_while_a_slow_store_took_another_copy_is_copied_too(
+    wakes: bool, store: Any, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training ends meanwhile: its last checkpoint and its result are what another host wants."""
+    copies, begun, goes_on = copying.copy_training, threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        copies(*arguments)
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(copying, "copy_training", slowly)
+    monkeypatch.setattr(copying, "POLL_SECONDS", 0.01)
+    save(job, 3)
+    copier = Copier(job, pytest.fail)
+    copier.wake()
+    assert begun.wait(60)
+    save(job, 6)
+    if wakes:
+        copier.wake()
+    job.result_path.write_text("{}")
+    copier.close(goes_on.set)
+    assert copied_steps(store) == [3, 6]
+    assert store.cat_file("/bucket/runs/run1/result.json") == b"{}"
+
+
+@pytest.mark.parametrize("puts", range(4))
+def test_a_checkpoint_that_is_deleted_while_it_is_copied_leaves_nothing_there(
+    puts: int, store: Any, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store, and a training that saves often."""
+    save(job, 3)
+    (first,) = complete_checkpoints(job.checkpoints)
+    put, count = store.put_file, 0
+
+    def put_file(here: str, there: str, **options: Any) -> None:
+        nonlocal count
+        if count == puts and first.exists():
+            save(job, 6, 9)
+        count += 1
+        put(here, there, **options)
+
+    monkeypatch.setattr(store, "put_file", put_file)
+    copy_training(job, f"{URL}/run1")
+    copy_training(job, f"{URL}/run1")
+    assert not first.exists() or puts > 2, "it was deleted meanwhile"
+    assert copied_steps(store) == [checkpoint_step(one) for one in complete_checkpoints(job.checkpoints)]
+
+
+@pytest.mark.parametrize("first", [7, 99_999_997, 99_999_998, 99_999_999])
+def test_the_newest_is_the_one_of_most_steps(first: int, store: Any, job: TrainingJob, tmp_path: Path) -> None:
+    """From 10⁸ steps on a name has a digit more, and comes before shorter ones by the alphabet."""
+    losses = dict.fromkeys(range(first, first + 4), 2.0)
+    for step in range(first, first + 4):
+        save(job, step, held_out=losses)
+        assert [checkpoint_step(one) for one in complete_checkpoints(job.checkpoints)][-1] == step
+    copy_training(job, f"{URL}/run1")
+    kept = [checkpoint_step(one) for one in complete_checkpoints(job.checkpoints)]
+    assert kept == copied_steps(store) == [first, first + 2, first + 3], "the last two, and the best"
+    found = fetch(f"{URL}/run1", tmp_path / "there")
+    assert [checkpoint_step(one) for one in complete_checkpoints(found / "checkpoints")] == [first, first + 3]
+    save(replace(job, folder=str(found)), first + 5)
+    assert fetch(f"{URL}/run1", tmp_path / "there") == found
+    assert checkpoint_step(complete_checkpoints(found / "checkpoints")[-1]) == first + 5, "what is here is newer"
+
+
+@pytest.mark.parametrize("left", [(), (4,), (3, 5, 6, 99_999_999, 100_000_000)])
+def test_no_checkpoint_that_a_killed_attempt_began_is_left(left: tuple[int, ...], job: TrainingJob) -> None:
+    """The next attempt may save after other steps: when a checkpoint is due follows from the clock."""
+    for step in left:
+        (job.checkpoints / f"step-{step:08d}.partial").mkdir(parents=True)
+        (job.checkpoints / f"step-{step:08d}.partial" / "__0_0.distcp").write_bytes(b"half")
+    save(job, 6)
+    assert [path.name for path in job.checkpoints.iterdir()] == ["step-00000006"]
 
 
 def test_urls_that_cannot_be_are_a_sentence(store: Any, tmp_path: Path) -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from rich.console import Console
 
-from flows import doctor, services
+from dejavu.foundation.processes.parents import PARENT
+from dejavu.foundation.processes.start import start_seconds
+from flows import doctor, service_record, services
 from flows.doctor import Check, checks, table
+from flows.processes import RecordedProcess
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,6 +85,51 @@ def test_services_of_which_one_has_died(project: Path) -> None:
     check = told(project, "services")
     assert "worker" in check.found
     assert "dejavu up" in check.remedy
+
+
+@pytest.mark.parametrize("silent", [(), ("prefect",), ("mlflow",), ("prefect", "mlflow")])
+def test_services_that_do_not_answer(silent: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes run, as of a server that hangs."""
+    here = RecordedProcess("", os.getpid(), start_seconds(psutil.Process()), "")
+    found = service_record.Services(str(project), "t", 4200, 5000)
+    for name in service_record.SERVICES:
+        found = found.with_process(replace(here, name=name))
+    service_record.record(found)
+    urls = dict(zip(found.health_urls, ("prefect", "mlflow"), strict=True))
+    monkeypatch.setattr(service_record, "answers_at", lambda url: urls[url] not in silent)
+    (check,) = doctor._services(project)
+    assert check.ok is (not silent) and all(name in check.found for name in silent)
+    assert ("without an answer" in check.found) == bool(silent) == bool(check.remedy)
+
+
+@pytest.mark.parametrize("name", ["plain", "my project", "it's", 'a "b"', "$HOME", "ü n;x", "🚀"])
+def test_what_to_do_is_a_line_for_a_shell(name: str, tmp_path: Path) -> None:
+    project = tmp_path / name
+    for kept in (".dejavu", "profiles_db"):
+        (project / kept).mkdir(parents=True)
+        (project / kept).chmod(0o755)
+    (private,) = doctor._private(project)
+    assert shlex.split(private.remedy) == ["chmod", "-R", "go=", str(project / ".dejavu"), str(project / "profiles_db")]
+    subprocess.run(private.remedy, shell=True, check=True)
+    assert doctor._private(project)[0].ok
+
+
+MODULES = ["dejavu.runtime.worker", "dejavu.launch.agent", "dejavu.launch.warm.agent", "dejavu.launch.comparison"]
+
+
+@pytest.mark.parametrize("module", [*MODULES, "dejavu.profiling.layers", "flows", "dejavu"])
+@pytest.mark.parametrize("parent", [1, 77])
+@pytest.mark.parametrize("named", ["1", "77", None])
+def test_ranks_that_outlived_their_launcher_are_named_and_no_others(
+    module: str, parent: int, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every kind of launch; in a container process 1 may be the launcher."""
+    words, own = [sys.executable, "-m", module, "job.json"], {PARENT: named} if named else {}
+    process = SimpleNamespace(info={"cmdline": words, "ppid": parent}, pid=4711, environ=lambda: own)
+    monkeypatch.setattr(psutil, "process_iter", lambda what: [process])
+    (check,) = doctor._leftover_ranks(tmp_path)
+    is_ours = module in MODULES or "profiling" in module
+    assert (check.remedy == "kill 4711") == (is_ours and parent == 1 and named != "1")
 
 
 def test_a_run_of_a_killed_process(project: Path) -> None:

@@ -22,13 +22,15 @@ from typer.testing import CliRunner
 from benchmarks.pipeline.emulation import CABLE, EmulationError, apart
 from dejavu.cluster import Kind, load_cluster
 from dejavu.cluster.catalogue import is_gpu
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.elsewhere import WARNED_SECONDS, Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.launcher import torchrun_line
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process import rank_environment, rank_settings
+from dejavu.workload import OptimizerSettings, Workload
 from flows.__main__ import app
-from flows.launching import addresses_of
+from flows.launching import addresses_of, job_to_launch
+from tasks.training import read_job
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference
 from tests.ports import free_port
@@ -98,6 +100,9 @@ def test_addresses_of_unknown_hosts_are_said(tmp_path: Path) -> None:
     for word in ("alpha", "=1", "alpha="):
         with pytest.raises(InputError, match="wanted such as --address"):
             addresses_of([word])
+    assert addresses_of(["alpha=1", "beta=1", "alpha=1"]) == {"alpha": "1", "beta": "1"}
+    with pytest.raises(InputError, match="--address alpha=2: alpha has the address 1 already"):
+        addresses_of(["alpha=1", "beta=1", "alpha=2"])
 
 
 @pytest.mark.integration
@@ -338,9 +343,105 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
         (["launch", str(tmp_path), "--torchrun", "--slurm"], "wanted one of --torchrun"),
         (["launch", str(tmp_path)], "wanted one of --torchrun"),
         (["launch", str(tmp_path), "--torchrun", "--dry-run"], "--dry-run is for --slurm"),
+        (["launch", str(tmp_path), "--torchrun", "--time", "1:00"], "--time is for --slurm"),
+        (["launch", str(tmp_path), "--torchrun", "--sbatch=--partition=gpu"], "--sbatch is for --slurm"),
+        (["launch", str(tmp_path), "--slurm", "--address", "alpha=1"], "--address alpha=1 is for --torchrun"),
     ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code != 0 and said in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--workload", "--cluster", "--budget-seconds", "--virtual-workers"])
+def test_options_of_planning_are_none_of_a_training_that_is_prepared(option: str, tmp_path: Path) -> None:
+    folder, value = (
+        job_on(tmp_path).folder,
+        {"--budget-seconds": "8", "--virtual-workers": "auto"}.get(option, "x.yaml"),
+    )
+    done = CliRunner().invoke(app, ["launch", folder, "--torchrun", option, value])
+    assert f"is there already; leave out {option}, or name" in str(done.exception)
+
+
+def _trained(job: TrainingJob) -> TrainingJob:
+    marker = job.checkpoints / f"step-{job.last_step:08d}" / "COMPLETE.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text(json.dumps({"step": job.last_step}))
+    return job
+
+
+def _of_workload(**changed: object) -> Callable[[TrainingJob], TrainingJob]:
+    return lambda job: replace(job, workload=Workload.model_validate(job.workload.model_dump(mode="json") | changed))
+
+
+def _of_gone_tokens(job: TrainingJob) -> TrainingJob:
+    path = Path(job.folder).with_name("tokens.bin")
+    path.write_bytes(bytes(4096))
+    job = _of_workload(data="tokens", tokens={"path": str(path), "vocabulary": 9})(job)
+    path.unlink()
+    return job
+
+
+def _of_three_microbatches(job: TrainingJob) -> TrainingJob:
+    return replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, num_microbatches=3)))
+
+
+CANNOT = {
+    "trained to its end": (_trained, "is complete: 5 steps are trained"),
+    "a batch that does not divide": (_of_three_microbatches, "does not divide into"),
+    "data that are gone": (_of_gone_tokens, "job.json cannot be read: tokens: there is no file"),
+    "no state to start from": (lambda job: replace(job, start_from="/gone.safetensors"), "/gone.safetensors"),
+    "no weights to start from": (_of_workload(pretrained="gone"), "gone"),
+}
+
+
+@pytest.mark.parametrize("how", ["--torchrun", "--slurm"])
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_prepared_training_that_cannot_go_on_is_a_sentence(case: str, how: str, tmp_path: Path) -> None:
+    """Ranks would say it on their hosts; where all steps are trained, they would write a result without times."""
+    spoil, said = CANNOT[case]
+    job = spoil(replace(job_on(tmp_path), last_step=5, workload=TINY.model_copy(update={"num_steps": 5})))
+    job.write()
+    done = CliRunner().invoke(app, ["launch", job.folder, how, *(["--dry-run"] if how == "--slurm" else [])])
+    assert isinstance(done.exception, DejavuError) and said in str(done.exception), done.output
+    assert not done.output and not (Path(job.folder) / "train.sbatch").exists()
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 5, 6, 50])
+def test_a_warm_up_that_is_longer_than_the_training_is_said(warmup_steps: int, tmp_path: Path) -> None:
+    """As `dejavu run` does; standard output has the lines alone."""
+    optimizer = OptimizerSettings(warmup_steps=warmup_steps)
+    job = replace(
+        job_on(tmp_path), last_step=5, workload=TINY.model_copy(update={"num_steps": 5, "optimizer": optimizer})
+    )
+    job.write()
+    done = CliRunner().invoke(app, ["launch", job.folder, "--torchrun"])
+    assert done.exit_code == 0 and "warmup_steps" not in done.stdout
+    assert (f"warmup_steps is {warmup_steps}" in done.stderr) == (warmup_steps > 5)
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_is_no_folder_of_a_training(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["launch", str(tmp_path / name), "--torchrun", "--workload", "w.yaml", "--cluster", "c.yaml"]
+    done = CliRunner().invoke(app, words)
+    assert f"{tmp_path / name} is a file, or in one; wanted a new folder" in str(done.exception)
+
+
+@pytest.mark.parametrize("how", [lambda folder: _read(folder), lambda folder: read_job.fn(folder)])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"workload": {}}'])
+def test_a_job_that_cannot_be_read_is_a_sentence_for_the_command_and_the_flow(
+    text: str, how: Callable[[Path], TrainingJob], tmp_path: Path
+) -> None:
+    folder = Path(job_on(tmp_path).folder)
+    assert how(folder) == TrainingJob.read(folder / "job.json")
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert how(moved).folder == str(moved), "it is trained where it is"
+    (moved / "job.json").write_text(text)
+    with pytest.raises(InputError, match=r"job\.json cannot be read: .*; wanted the file that a training"):
+        how(moved)
+
+
+def _read(folder: Path) -> TrainingJob:
+    return job_to_launch(folder, None, None)
 
 
 def test_weights_that_are_not_there_are_said_before_a_folder_is_made(tmp_path: Path) -> None:

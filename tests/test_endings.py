@@ -65,6 +65,19 @@ def test_a_folder_without_room_is_refused_before_anything_starts(small_disk: tup
     check_room(disk)
 
 
+@pytest.mark.parametrize("name", ["plain", "my project", "it's", "a%20b#c", "🚀", "what?", "a?mode=ro/project"])
+def test_a_folder_in_which_no_database_can_be_is_said(name: str, tmp_path: Path) -> None:
+    """SQLite's addresses end at a question mark: databases were made beside the folder."""
+    project = tmp_path / name
+    project.mkdir(parents=True)
+    if "?" in name:
+        with pytest.raises(InputError, match="end at a question mark; wanted a folder without one"):
+            check_room(project)
+        assert not list(project.iterdir())
+    else:
+        check_room(project)
+
+
 def test_a_disk_without_room_for_the_checkpoints_is_refused(small_disk: tuple[Path, Remount]) -> None:
     """Three are there at once, two that are kept and the new one; of AdamW each has the weights and two moments."""
     disk, _ = small_disk

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
+import random
 import sqlite3
 import stat
 import subprocess
@@ -20,6 +22,8 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import torch
+import torch.distributed as dist
 from mlflow import MlflowClient
 
 from dejavu.foundation.errors import DejavuError, InputError
@@ -27,6 +31,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import start_seconds
 from dejavu.launch.training_lock import BusyError
 from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.state import read_weights, save_checkpoint
 from dejavu.track import Tracker
 from dejavu.track.old_runs import delete_old_runs
 from flows import service_record
@@ -59,6 +64,7 @@ def make_run(project: Path, name: str, age_days: float, start_from: str | None =
     write_json(run / "job.json", {"start_from": state, "folder": str(run)})
     write(run / "progress.jsonl", '{"step": 0, "loss": 1.0}\n')
     write(run / "checkpoints" / "step-00000002" / "__0_0.distcp", os.urandom(2000))
+    write(run / "checkpoints" / "step-00000002" / ".metadata", os.urandom(100))
     write(run / "checkpoints" / "step-00000002" / "COMPLETE.json", '{"step": 2}')
     then = time.time() - age_days * DAY_SECONDS
     for path in run.glob("*.json*"):
@@ -208,6 +214,88 @@ def test_a_file_that_is_no_whole_backup_is_refused(project: Path, tmp_path: Path
     assert contents(other) == {}
 
 
+@pytest.mark.parametrize("end", [".tar", ".tar.gz"])
+def test_a_damaged_backup_is_refused_wherever_that_is(end: str, project: Path, tmp_path: Path) -> None:
+    """A compressed one has a checksum; of one that is not, what the headers say of its members is looked at."""
+    whole, file = tmp_path / f"all{end}", tmp_path / f"damaged{end}"
+    backup(project, whole)
+    made, rng, expected = whole.read_bytes(), random.Random(0), contents(project)
+    with tarfile.open(whole) as archive:
+        headers = [member.offset for member in archive][1:]
+    cuts = [*headers, *(offset + 512 for offset in headers)] if end == ".tar" else rng.sample(range(len(made)), 40)
+    flipped = [offset + rng.randrange(156) for offset in headers] if end == ".tar" else rng.sample(range(len(made)), 80)
+    for number, place in enumerate(cuts + flipped):
+        damaged = bytearray(made if number >= len(cuts) else made[:place])
+        if number >= len(cuts):
+            damaged[place] ^= 1 << rng.randrange(8)
+        file.write_bytes(damaged)
+        other = tmp_path / str(number)
+        other.mkdir()
+        try:
+            restore(other, file)
+        except InputError as error:
+            assert "nothing was restored" in str(error) or "found format" in str(error), error
+            assert contents(other) == {}
+        else:
+            assert contents(other) == expected, f"byte {place} says nothing of what is in it"
+
+
+def test_a_checkpoint_is_read_from_a_restored_backup(project: Path, tmp_path: Path) -> None:
+    """As torch writes it: with a hidden file that says what is in it."""
+    state = {f"model.{layer}.weight": torch.randn(3, 4) for layer in "abc"}
+    folder = project / ".dejavu" / "runs" / "a" / "checkpoints"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        saved = save_checkpoint(folder, 7, state)
+    finally:
+        dist.destroy_process_group()
+    other = tmp_path / "other"
+    other.mkdir()
+    backup(project, tmp_path / "all.tar")
+    restore(other, tmp_path / "all.tar")
+    found = read_weights(other / saved.relative_to(project))
+    assert {f"model.{name}" for name in found} == set(state)
+    assert all(torch.equal(state[f"model.{name}"], tensor) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize("linked", [".dejavu/runs", ".dejavu/runs/a", "mlartifacts", ".dejavu", "profiles_db"])
+def test_what_is_kept_on_another_disk_is_in_the_backup(linked: str, project: Path, tmp_path: Path) -> None:
+    """A link leads to it. It may also lead back to where it is, and a file may have two names."""
+    write(project / "mlartifacts" / "1" / "model" / ".gitattributes", "of a model")
+    run = project / ".dejavu" / "runs" / "a"
+    os.link(run / "checkpoints" / "step-00000002" / "__0_0.distcp", run / "again.distcp")
+    (run / "link.json").symlink_to("job.json")
+    expected = contents(project)
+    (tmp_path / "disk").mkdir()
+    (project / linked).rename(tmp_path / "disk" / "it")
+    (project / linked).symlink_to(tmp_path / "disk" / "it")
+    (project / ".dejavu" / "runs" / "loop").symlink_to(project / ".dejavu")
+    other = tmp_path / "other"
+    other.mkdir()
+    backup(project, tmp_path / "all.tar")
+    restore(other, tmp_path / "all.tar")
+    assert contents(other) == expected
+    assert not [path for path in other.rglob("*") if path.is_symlink()]
+
+
+def test_a_restore_goes_across_disks(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of a project may be mounted."""
+    backup(project, tmp_path / "all.tar")
+    rename, other = Path.replace, tmp_path / "other"
+    other.mkdir()
+
+    def replace_(self: Path, target: Path) -> Path:
+        if (".restore-" in str(self)) and ".restore-" not in str(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_)
+    restore(other, tmp_path / "all.tar")
+    assert contents(other) == contents(project)
+    left = [path.name for path in other.rglob(".*") if path.is_file() and path.name != ".metadata"]
+    assert not left
+
+
 @pytest.mark.parametrize("work", [backup, restore])
 def test_a_folder_is_no_backup(project: Path, tmp_path: Path, work: Callable[[Path, Path], object]) -> None:
     before = contents(project)
@@ -223,7 +311,7 @@ def test_a_backup_that_fails_keeps_the_one_before(project: Path, tmp_path: Path)
         backup(project, tmp_path / "none" / "all.tar")
     file = write(tmp_path / "all.tar", "the one before")
     (project / "mlflow.db").write_bytes(b"no database at all, of no version")
-    with pytest.raises(sqlite3.DatabaseError):
+    with pytest.raises(DejavuError, match=r"mlflow\.db cannot be copied: file is not a database"):
         backup(project, file)
     assert file.read_text() == "the one before"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["all.tar"]
@@ -298,6 +386,20 @@ def test_gc_keeps_the_newest_runs_and_what_they_start_from(old: Path) -> None:
     assert len([name for name in names(old, "trials") if name.endswith(".json")]) == 4, "results stay"
     assert (names(old, "prefect/storage"), names(old, "logs")) == ({"new"}, {"new.log"})
     assert clean(old, keep=2) == []
+
+
+@pytest.mark.parametrize("linked", range(5))
+def test_gc_leaves_a_run_that_is_kept_elsewhere(linked: int, old: Path, tmp_path: Path) -> None:
+    """With the state that it starts from; the newest of the others stay as well."""
+    link = old / ".dejavu" / "runs" / f"run{linked}"
+    link.rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    (start,) = {json.loads((link / "job.json").read_text())["start_from"]}
+    clean(old, keep=1)
+    newest = min({*range(5)} - {linked})
+    assert names(old, "runs") == {f"run{linked}", f"run{newest}"}
+    assert (link / "checkpoints" / "step-00000002" / "COMPLETE.json").exists()
+    assert start is None or Path(start).name in names(old, "trials")
 
 
 def test_a_dry_run_deletes_nothing(old: Path) -> None:

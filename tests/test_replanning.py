@@ -6,12 +6,15 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dejavu.binding import Binding, bind, bind_in_order
+from dejavu.foundation.processes.files import write_json
 from dejavu.init import Draw
+from dejavu.launch.launcher import _failed
 from dejavu.migration import (
     ClusterNow,
     DeviceLost,
@@ -35,9 +38,12 @@ from dejavu.plans.priced_problem import SlicePrices
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Migration
+from dejavu.runtime.process.failures import Failure, RankError, write_failure
 from dejavu.simulation import simulate_plan
 from dejavu.workload import ReplanSettings, Workload
 from tests.changing import running_problem
+from tests.conftest import TINY
+from tests.launching import job_of
 from tests.test_planning import WORKLOAD, of_nodes
 
 L, B = 12, 8
@@ -349,3 +355,34 @@ def check_placed(running: RunningProblem, now: ClusterNow) -> None:
         assert len({placed.device for placed in binding.placements}) == sum(
             one.configuration.num_devices for one in stages
         )
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names it", "does not"])
+@pytest.mark.parametrize("steps", [(), (3,), (3, 6)])
+def test_a_training_that_ends_by_its_own_error_names_its_last_checkpoint(
+    steps: tuple[int, ...], named: bool, tmp_path: Path
+) -> None:
+    """Whether or not it follows its cluster; once, where the rank's own error has it."""
+    job = job_of(TINY, tmp_path)
+    for step in steps:
+        (job.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        (job.checkpoints / f"step-{step:08d}" / "COMPLETE.json").write_text("{}")
+    last = str(job.checkpoints / f"step-{max(steps):08d}") if steps else "there is no checkpoint yet"
+    job.error_path(0, 1).write_text(f"image 7 is none{f'; the last is {job.checkpoints}/x' if named else ''}")
+    write_failure(job.folder, Failure(0, 1, (1,), "localhost", 1))
+    for error in (ChangingTraining._error(SimpleNamespace(job=job, _failures=list)), _failed(job, 1)):  # type: ignore[arg-type]
+        assert isinstance(error, RankError) and "image 7 is none" in str(error)
+        assert (last in str(error)) == (not named)
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_warnings_that_come_after_the_result_are_in_it(late: int, tmp_path: Path) -> None:
+    """As of the last copy of a checkpoint, which no rank waits for."""
+    job, said = job_of(TINY, tmp_path), [f"the checkpoints are not copied: {k}" for k in range(late)]
+    result = TrainingResult(0, (1.0,), None, (), 0, None, "", warnings=("step 2: odd",))
+    write_json(job.result_path, result.to_dict())
+    job.warnings_path.write_text("".join(f"{line}\n" for line in ("step 2: odd", *said)))
+    told = {"_report": list, "_measure_gain": list, "_failures": list, "migrations": [], "_was_slowed": False}
+    found = ChangingTraining._result(SimpleNamespace(job=job, **told))  # type: ignore[arg-type]
+    assert found.warnings == ("step 2: odd", *said)
+    assert TrainingResult.from_dict(json.loads(job.result_path.read_text())) == found

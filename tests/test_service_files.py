@@ -62,6 +62,12 @@ def test_units_get_no_more_than_they_need(name: str) -> None:
         assert wanted in lines
 
 
+def test_systemd_waits_as_long_as_services_may_take_to_start() -> None:
+    settings = dict(line.split("=", 1) for line in (DEPLOY / "dejavu.service").read_text().splitlines() if "=" in line)
+    each = len(service_record.SERVICES) * services.READY_SECONDS
+    assert float(settings["TimeoutStartSec"]) >= each + services.DEPLOY_SECONDS
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 

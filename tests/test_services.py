@@ -10,20 +10,26 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.start import start_seconds
-from flows import service_record, services
-from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from flows import foreground, server_settings, service_record, services
+from flows.__main__ import app
+from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
 from flows.processes import RecordedProcess, family, has_ended, is_free
 from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
@@ -209,6 +215,25 @@ def test_up_again_changes_nothing(running: Project) -> None:
 
 
 @pytest.mark.integration
+def test_an_edited_prefect_yaml_is_deployed_and_the_watch_goes_on(running: Project) -> None:
+    path, said = running.folder / "prefect.yaml", list[str]()
+    watch = Watch(3600.0, {"reason": ""})
+    with found(running).api() as api:
+        assert watching(api) is None
+        start_watching(api, watch)
+        path.write_text(path.read_text().replace("description: Try initial", "description: Edited. Try initial"))
+        services.up(running.folder, say=said.append)
+        assert "deploying prefect.yaml, which has changed" in said
+        deployment = api.get("/deployments/name/dejavu/initialize").raise_for_status().json()
+        assert deployment["description"].startswith("Edited. ")
+        assert watching(api) == watch
+        deployment = api.get("/deployments/name/replan/on-change").raise_for_status().json()
+        for schedule in deployment["schedules"]:
+            api.patch(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", json={"active": False})
+        assert watching(api) is None
+
+
+@pytest.mark.integration
 def test_a_silent_run_will_be_called_crashed(running: Project) -> None:
     api = found(running).prefect_api_url
     automations = httpx.post(f"{api}/automations/filter", json={}, trust_env=False).json()
@@ -371,6 +396,204 @@ def test_the_next_free_port_is_chosen_and_said(tmp_path: Path, monkeypatch: pyte
     assert str(chosen) in said[0]
 
 
+@pytest.mark.parametrize("prefect, mlflow", [(0, 0), (5000, 0), (0, 4200), (4201, 0), (0, 4201), (5000, 4200)])
+def test_two_servers_get_two_ports(prefect: int, mlflow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one is asked to listen where the other does by default; what was asked for is kept to."""
+    taken, said = {4200, 5001}, list[str]()
+    monkeypatch.setattr(services, "is_free", lambda port, host: port not in taken)
+    monkeypatch.setattr(services, "listener", lambda port: None)
+    wanted = service_record.Services(str(tmp_path), "", prefect, mlflow)
+    if mlflow == 4200:
+        with pytest.raises(InputError, match="port 4200 for MLflow is taken"):
+            services._with_ports(wanted, said.append)
+        return
+    chosen = services._with_ports(wanted, said.append)
+    ports = {chosen.prefect_port, chosen.mlflow_port}
+    assert len(ports) == 2 and not ports & taken
+    assert prefect in (0, chosen.prefect_port) and mlflow in (0, chosen.mlflow_port)
+    with pytest.raises(InputError, match="are both to listen on port 4300"):
+        services._with_ports(replace(wanted, prefect_port=4300, mlflow_port=4300), said.append)
+
+
+def test_a_port_is_free_where_the_server_will_listen(tmp_path: Path) -> None:
+    """Prefect may listen on an address whose ports are taken though those of loopback are not, and the reverse."""
+    for one, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
+        with socket.create_server((one, 0)) as server:
+            port = server.getsockname()[1]
+            assert not is_free(port, one) and is_free(port, other)
+            chosen = services._choose_port("Prefect", None, port, lambda line: None, host=one)
+            assert chosen > port
+            assert services._choose_port("Prefect", port, 1, pytest.fail, host=other) == port
+            kept = service_record.Services(str(tmp_path), "", port, 0, host=other)
+            services._check_port(kept, "prefect")
+            with pytest.raises(DejavuError, match=f"port {port} was taken"):
+                services._check_port(replace(kept, host=one), "prefect")
+    assert not is_free(0, "192.0.2.1")
+
+
+def test_an_address_of_another_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(server_settings.AUTH, "admin:canary")
+    with pytest.raises(InputError, match=r"--host 192\.0\.2\.1 is no address of this machine"):
+        services.up(make_project(tmp_path).folder, host="192.0.2.1", say=print)
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+    """A project whose services are processes that sleep; and the deployments that were made, by prefect.yaml."""
+    project, deployed = make_project(tmp_path).folder, list[str]()
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    for name in ("_mlflow_command", "_prefect_command", "_worker_command"):
+        monkeypatch.setattr(services, name, lambda *_: waits)
+    for name in ("answers_at", "draws_runs_at", "worker_is_online"):
+        monkeypatch.setattr(services, name, lambda *_: True)
+    monkeypatch.setattr(service_record, "answers_at", lambda url: True)
+    for name in ("crash_lost_runs", "ensure_work_pool", "ensure_automation", "watching"):
+        monkeypatch.setattr(services, name, lambda *_, **__: None)
+    deploy = lambda project, environment: deployed.append((project / "prefect.yaml").read_text())  # noqa: E731
+    monkeypatch.setattr(services, "_deploy", deploy)
+    yield project, deployed
+    services.down(project, say=lambda line: None)
+
+
+def up(project: Path, said: list[str] | None = None, **options: Any) -> service_record.Services:
+    found = services.up(project, say=(said if said is not None else list[str]()).append, **options)
+    assert found is not None
+    return found
+
+
+def kill(services_now: service_record.Services, *names: str) -> None:
+    for one in services_now.processes:
+        if one.name in names and (process := one.find()) is not None:
+            process.kill()
+            assert eventually(lambda one=one: one.find() is None)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dead", [(), ("worker",), ("prefect", "mlflow"), service_record.SERVICES])
+def test_what_changed_in_prefect_yaml_is_deployed_by_the_next_up(
+    dead: tuple[str, ...], stand_ins: tuple[Path, list[str]]
+) -> None:
+    """Whether or not something has to be started for it; and nothing else is deployed again."""
+    project, deployed = stand_ins
+    ports = {"prefect_port": free_port(), "mlflow_port": free_port()}
+    now, said = up(project, **ports), list[str]()
+    first = (project / "prefect.yaml").read_text()
+    kill(now, *dead)
+    up(project)
+    assert deployed == [first] * (2 if dead == service_record.SERVICES else 1)
+    (project / "prefect.yaml").write_text(f"{first}# edited\n")
+    up(project, said)
+    assert "deploying prefect.yaml, which has changed" in said and not any("starting again" in line for line in said)
+    assert deployed[-1] == f"{first}# edited\n" and deployed.count(deployed[-1]) == 1
+    said.clear()
+    again = up(project, said)
+    assert deployed.count(deployed[-1]) == 1 and [line for line in said if line.startswith("already up: ")] == said
+    assert not again.dead and service_record.recorded(project) == again
+
+
+def test_what_a_service_said_before_it_ended_is_kept(
+    stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the foreground it is started again within seconds."""
+    project, _ = stand_ins
+    says = [sys.executable, "-c", "import os, time; print('I am', os.getpid(), flush=True); time.sleep(600)"]
+    monkeypatch.setattr(services, "_worker_command", lambda: says)
+    log, pids = project / ".dejavu" / "logs" / "worker.log", list[int]()
+    now = up(project, prefect_port=free_port(), mlflow_port=free_port())
+    for _ in range(3):
+        pids.append(next(one.pid for one in now.processes if one.name == "worker"))
+        assert eventually(lambda: f"I am {pids[-1]}" in log.read_text())
+        kill(now, "worker")
+        now = up(project)
+        assert f"I am {pids[-1]}" in log.with_name("worker.log.before").read_text()
+    assert {path.name for path in log.parent.iterdir() if "worker" in path.name} == {"worker.log", "worker.log.before"}
+
+
+def test_a_watch_goes_on_when_deployments_are_made_again(
+    stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """prefect.yaml has its schedule, which is not active by itself."""
+    project, _ = stand_ins
+    active: list[Watch] = []
+    monkeypatch.setattr(services, "watching", lambda api: active[0] if active else None)
+    monkeypatch.setattr(services, "start_watching", lambda api, watch: active.append(watch))
+    monkeypatch.setattr(services, "_deploy", lambda project, environment: active.clear())
+    watch = Watch(30.0, {"cluster": "cluster.yaml"})
+    up(project, prefect_port=free_port(), mlflow_port=free_port(), watch=watch)
+    (project / "prefect.yaml").write_text((project / "prefect.yaml").read_text() + "# edited\n")
+    up(project)
+    assert active == [watch]
+
+
+@pytest.mark.parametrize("dead", [(), ("worker",), ("prefect", "mlflow")])
+def test_services_that_run_are_said_to_be_others_than_wanted(
+    dead: tuple[str, ...], stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would go on as they are, without the password for one."""
+    project, _ = stand_ins
+    now = up(project, prefect_port=free_port(), mlflow_port=free_port())
+    kill(now, *dead)
+    for option, said in (
+        ({"prefect_port": now.prefect_port + 1}, f"with Prefect's port {now.prefect_port}, not {now.prefect_port + 1}"),
+        ({"mlflow_port": now.prefect_port}, f"with MLflow's port {now.mlflow_port}, not {now.prefect_port}"),
+        ({"host": "127.0.0.2"}, "on 127.0.0.1, not 127.0.0.2"),
+    ):
+        with pytest.raises(InputError, match=f"these services run {said}; `dejavu down` ends them"):
+            up(project, **option)
+    with monkeypatch.context() as patch:
+        patch.setenv(server_settings.AUTH, "admin:canary")
+        with pytest.raises(
+            InputError, match=f"were started without {server_settings.AUTH}, which is set now"
+        ) as caught:
+            up(project)
+    assert "canary" not in str(caught.value)
+    assert not up(project, prefect_port=now.prefect_port, host="localhost").dead
+
+
+def test_in_the_foreground_nothing_is_started_again_after_down(
+    stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dejavu down` takes seconds, in which its services are seen to have ended; it holds the lock meanwhile."""
+    project, deployed = stand_ins
+    monkeypatch.setattr(foreground, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(services, "LOCK_SECONDS", 0.1)
+    start, said, downs = partial(services.up, project, prefect_port=free_port(), mlflow_port=free_port()), [], []
+
+    def stop_slowly(found: service_record.Services, say: service_record.Say) -> None:
+        kill(found, "worker")
+        time.sleep(1.0)
+        stop(found, say)
+
+    def started(**options: Any) -> service_record.Services | None:
+        found = start(**options)
+        if not downs:
+            downs.append(threading.Thread(target=services.down, args=[project], kwargs={"say": said.append}))
+            downs[0].start()
+        return found
+
+    stop = services._stop
+    monkeypatch.setattr(services, "_stop", stop_slowly)
+    foreground.stay_up(project, started, None, said.append)
+    downs[0].join()
+    assert said[-2:] == ["stopped: mlflow, prefect", "nothing is running"]
+    assert len(deployed) == 1 and service_record.recorded(project) is None
+
+
+OF_WATCH = {"--every-seconds": "30", "--workload": "w.yaml", "--cluster": "cluster.yaml", "--dask": "tls://a:1"}
+
+
+@pytest.mark.parametrize("words", [*OF_WATCH.items(), ("--links",)])
+def test_options_of_the_watch_are_none_without_it(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["up", *words])
+    assert isinstance(done.exception, InputError) and f"{words[0]} is of --watch" in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--prefect-port", "--mlflow-port"])
+@pytest.mark.parametrize("port", ["-1", "0", "65536", "70000"])
+def test_a_port_that_is_none_is_said(option: str, port: str) -> None:
+    done = CliRunner().invoke(app, ["up", option, port])
+    assert done.exit_code == 2 and option in done.output and "than or equal to" in done.output
+
+
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_project(tmp_path).folder
     fails = [sys.executable, "-c", "raise SystemExit('the disk is full')"]
@@ -407,6 +630,18 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+@pytest.mark.parametrize("name", ["plain", "my project", "it's", 'a "b"', "a\\b", "ü", "🚀", "a\tb", "a\x7fb", "a#b"])
+def test_prefect_toml_is_read_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    kept = service_record.Services(str(tmp_path / name), "a token", 4200, 5000)
+    service_record.write_toml(tmp_path / name, kept, pytest.fail)
+    content = tomllib.loads((tmp_path / name / "prefect.toml").read_text(encoding="utf-8"))
+    assert content["home"] == str(tmp_path / name / ".dejavu" / "prefect")
+    assert content["api"]["url"] == kept.prefect_api_url and service_record.is_ours(tmp_path / name / "prefect.toml")
+    service_record.record(kept)
+    assert service_record.recorded(tmp_path / name) == kept
 
 
 def test_a_prefect_toml_of_the_user_is_kept(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from dejavu.launch.warm import agent
 from dejavu.migration.training import ChangingTraining
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.snapshots import Memory, MemoryServer, Part, SnapshotKeeper, Start, Taken, inventory, read_start
@@ -49,14 +52,17 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server.close()
 
 
-def test_the_last_snapshots_are_kept_and_a_partial_one_is_none(tmp_path: Path) -> None:
-    for step in range(1, 6):
+@pytest.mark.parametrize("first", [1, 10**8 - 4, 10**8 - 2])
+def test_the_last_snapshots_are_kept_and_a_partial_one_is_none(first: int, tmp_path: Path) -> None:
+    """Also where names get another digit."""
+    for step in range(first, first + 5):
         write(Taken(0, step, 1).path(tmp_path), packed(state_of("a"), {}))
     write(Taken(1, 9, 0).path(tmp_path), packed(state_of("a"), {}))
     assert not is_writing(tmp_path)
-    begin(Taken(0, 6, 1).path(tmp_path))
+    begin(Taken(0, first + 5, 1).path(tmp_path))
     assert is_writing(tmp_path)
-    assert inventory(tmp_path) == [*(Taken(0, step, 1) for step in range(6 - KEPT, 6)), Taken(1, 9, 0)]
+    kept = [Taken(0, step, 1) for step in range(first + 5 - KEPT, first + 5)]
+    assert inventory(tmp_path) == [*kept, Taken(1, 9, 0)]
     forget(tmp_path, {1})
     assert inventory(tmp_path) == [Taken(1, 9, 0)]
 
@@ -94,6 +100,22 @@ def test_a_plan_is_improved_where_a_snapshot_is_just_complete(every: int, first_
                 saved.add(done)
     assert saved == {done for done in range(first_step + 1, first_step + 21) if done % every == 0}
     assert {taken.step for taken in inventory(tmp_path)} == set(sorted(saved)[-KEPT:])
+
+
+def test_without_snapshots_a_plan_is_improved_where_a_checkpoint_is_just_complete(tmp_path: Path) -> None:
+    """However many there were: old ones are deleted, so there are no more of them."""
+    workload = Workload(replan=ReplanSettings(action="migrate", snapshot_every=0))
+    job = SimpleNamespace(workload=workload, checkpoints=tmp_path)
+    training = SimpleNamespace(job=job, _done=0, _saved=[])
+    for step in range(1, 9):
+        (tmp_path / f"step-{step:08d}.partial").mkdir()
+        assert not ChangingTraining._is_saved(training)  # type: ignore[arg-type]
+        (tmp_path / f"step-{step:08d}.partial").rename(tmp_path / f"step-{step:08d}")
+        (tmp_path / f"step-{step:08d}" / "COMPLETE.json").write_text("{}")
+        if step > 2:
+            shutil.rmtree(tmp_path / f"step-{step - 2:08d}")
+        found = [ChangingTraining._is_saved(training) for _ in range(3)]  # type: ignore[arg-type]
+        assert found == [True, False, False], step
 
 
 def test_a_copy_whose_sender_is_killed_is_none(tmp_path: Path, served: tuple[Path, str]) -> None:
@@ -170,3 +192,18 @@ def test_a_snapshot_is_of_its_step_though_training_goes_on(
             found, _ = read_layers(Taken(0, step, 3).path(folder), {"norm"})
             assert set(found) == set(states[step])
             assert all(torch.equal(found[name], one) for name, one in states[step].items())
+
+
+def test_the_memory_of_killed_agents_is_freed_and_that_of_others_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may have had the number that this agent got: it is not there any more either."""
+    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    pids = (os.getppid(), ended.pid, os.getpid())
+    for pid in pids:
+        (tmp_path / f"dejavu-memory-{pid}" / "attempt-0").mkdir(parents=True)
+    folder = agent._memory_folder()
+    assert folder == tmp_path / f"dejavu-memory-{os.getpid()}" and not list(folder.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {f"dejavu-memory-{os.getppid()}", folder.name}

@@ -12,8 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from dejavu.launch.training_lock import BusyError, alone_in, holder_in
+from dejavu.launch.running import status_of
+from dejavu.launch.training_lock import BusyError, _busy, alone_in, holder_in
+from flows.__main__ import app
+from flows.doctor import _training
+from flows.recorded.status import status_lines, status_to_dict
 from tests.waiting import PATIENCE_SECONDS
 
 HOLD = """
@@ -49,6 +54,26 @@ def test_the_second_is_told_who_trains(tmp_path: Path) -> None:
         assert holder_in(tmp_path) == found  # the one who was refused took nothing away
         with alone_in(tmp_path / "another", "x"):
             pass
+
+
+@pytest.mark.parametrize("other", ["gpt on desk", "dejavu backup", "dejavu gc", "dejavu restore"])
+@pytest.mark.parametrize("own", ["llama on desk", "dejavu backup", "dejavu gc", "dejavu restore"])
+def test_what_is_said_of_a_folder_in_use_is_so(own: str, other: str, tmp_path: Path) -> None:
+    """Commands that look after files neither measure nor train, and no time would be wrong beside them."""
+    with alone_in(tmp_path, other):
+        said, holder = _busy(tmp_path, own), holder_in(tmp_path)
+        lines, state = status_lines(status_of(tmp_path)), status_to_dict(status_of(tmp_path))["state"]
+        watched = next(check for check in _training(tmp_path)).found
+    assert holder is not None and holder.is_upkeep == other.startswith("dejavu")
+    assert ("slow each other" in said) == (not own.startswith("dejavu") and not holder.is_upkeep)
+    for text in (said, watched):
+        assert text.startswith(f"{other} (pid ") and ("measures or trains" in text) == (not holder.is_upkeep)
+    assert ("its training has not begun" in lines[0]) == (not holder.is_upkeep) == (state == "preparing")
+
+
+@pytest.mark.parametrize("command", ["backup", "restore", "gc", "run"])
+def test_every_command_that_is_told_to_wait_can(command: str) -> None:
+    assert "--wait" in CliRunner().invoke(app, [command, "--help"]).output
 
 
 @pytest.mark.integration

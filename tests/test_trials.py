@@ -562,7 +562,7 @@ def test_a_worker_without_the_resource_is_no_silent_wait_and_dask_s_environment_
     before = dict(os.environ)
     with pytest.raises(TrialError, match=r"no Dask worker offers GPU 1, .* 2 workers offer nothing"):
         run_trials(client, specs_of(tiny, 1), tmp_path, resources={"GPU": 1})
-    monkeypatch.setattr(clients, "_visible_gpus", lambda: ["5", "7"])
+    monkeypatch.setattr(clients, "visible_gpus", lambda count: ["5", "7"])
     with (
         pytest.raises(TrialError, match="3 workers want a GPU each; this machine shows 2"),
         local_client(3, tmp_path / "dask", gpus=True),

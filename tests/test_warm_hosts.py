@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dejavu.launch.rendezvous import Host, match_workers
 from dejavu.launch.warm import WarmHosts, hosts
 from dejavu.launch.warm.board import Board, End, Seat, Stop
+from dejavu.migration import launching
+from dejavu.runtime.process.failures import LaunchError
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -61,6 +67,61 @@ class Acting:
             number += 1
             if isinstance(order, End):
                 return
+
+
+HOSTS = ("alpha", "beta", "gamma", "10.0.0.4")
+
+
+def some_workers(rng: random.Random) -> dict[str, tuple[str, str, str]]:
+    """Workers by their address: what they are called, where they are, and what that machine is called."""
+    places = [("10.0.0.1", "alpha"), ("10.0.0.2", "beta"), ("10.0.0.3", "gamma"), ("10.0.0.4", "delta")]
+    chosen = [rng.choice(places) for _ in range(rng.randrange(6))]
+    called = [rng.choice([*HOSTS, f"tls://{k}", str(k)]) for k in range(len(chosen))]
+    return {f"tls://{host}:{k}": (called[k], host, machine) for k, (host, machine) in enumerate(chosen)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_host_gets_a_worker_of_its_own_by_one_rule(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a training starts on, and those that come while it runs: by name, address or machine."""
+    rng = random.Random(seed)
+    workers = some_workers(rng)
+    about = {worker: {"name": name, "host": host} for worker, (name, host, _) in workers.items()}
+    matched = match_workers(HOSTS, about, {worker: machine for worker, (*_, machine) in workers.items()})
+    assert len(set(matched.values())) == len(matched)
+    for host in HOSTS:
+        free = [worker for worker, names in workers.items() if host in names and worker not in matched.values()]
+        assert host in matched or not free
+        assert host not in matched or host in workers[matched[host]]
+
+    asked: list[list[str]] = []
+
+    class Client:
+        def run(self, what: Any, *arguments: Any, workers: list[str]) -> dict[str, Any]:
+            asked.append(workers)
+            return {worker: machines[worker] for worker in workers}
+
+    def look(client: Any, name: str, worker: str, address: str, folder: Path, gpu_memory: bool) -> Host:
+        if name in odd:
+            raise LaunchError("no network interface has the address")
+        return Host(name, address, worker, "eth0", 0, 1, (), 1, sees_folder=True)
+
+    machines = {worker: machine for worker, (*_, machine) in workers.items()}
+    odd, running = set(rng.sample(HOSTS, 1)), set(rng.sample(HOSTS, 2))
+    monkeypatch.setattr(launching, "workers_of", lambda client: about)
+    monkeypatch.setattr(launching, "look_at_host", look)
+    devices = [SimpleNamespace(host=host) for host in HOSTS for _ in range(2)]
+    problem = SimpleNamespace(cluster=SimpleNamespace(devices=lambda: devices))
+    reach: Any = launching._Reach(
+        problem,
+        SimpleNamespace(names=running),
+        Client(),
+        SimpleNamespace(folder=tmp_path),  # type: ignore[arg-type]
+    )
+    for _ in range(3):
+        assert set(reach.come()) == set(matched) - running - odd
+    assert asked == ([list(workers)] if workers else []), "a worker is asked once what its machine is called"
 
 
 @pytest.fixture

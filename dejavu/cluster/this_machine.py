@@ -3,13 +3,15 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dejavu.cluster.catalogue import NODE_LATENCY_SECONDS, catalogue_rows
+from dejavu.cluster.catalogue import NODE_LATENCY_SECONDS, CatalogueRow, catalogue_rows
 from dejavu.cluster.records import DTYPES, Cluster, DeviceType, Kind, Link, NodeGroup
 from dejavu.foundation import units
+from dejavu.foundation.errors import InputError
 
 # Assumptions about a core of this machine. Fixed, because the current clock changes from call to call and the
 # fingerprint must not; a profile of the machine overrides all of them.
@@ -26,6 +28,7 @@ CORE_FLOPS_PER_CYCLE_OTHERWISE = 8
 # others have more) × 2 at a clock that all reach, and memory slower than that of all devices in the catalogue but P4.
 UNKNOWN_FLOPS_PER_MULTIPROCESSOR_PER_SECOND = 64 * 2 * 1.2e9
 UNKNOWN_MEMORY_BYTES_PER_SECOND = 300e9
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOPPER_CAPABILITY = 9  # the compute capability's major number: 9.0, no other generation's
 
 
@@ -33,6 +36,9 @@ def this_machine() -> Cluster:
     """Return the CUDA or ROCm devices that torch sees here; without any, the CPU cores that this process may use.
 
     Two calls on the same machine give the same fingerprint.
+
+    Raises:
+        InputError: CUDA numbers GPUs of one type before and after others: a device of the cluster would be another GPU.
 
     Example:
         >>> import dejavu
@@ -66,22 +72,57 @@ def _one_node(
     )
 
 
-def _cuda_machine(torch: Any) -> Cluster:
+def visible_gpus(count: int) -> list[str]:
+    """List this many GPUs, in CUDA's order, by the names that the variable `VISIBLE` takes."""
+    told = os.environ.get(VISIBLE)
+    return (told.split(",") if told else [str(k) for k in range(count)])[:count]
+
+
+def gpus_by_type() -> dict[str, list[str]]:
+    """Return the GPUs of each type of `this_machine`, by the names that the variable `VISIBLE` takes; {}: no GPUs."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    count, found = torch.cuda.device_count(), dict[str, list[str]]()
+    for index, name in enumerate(visible_gpus(count)):
+        found.setdefault(_cuda_type(torch, index)[0].name, []).append(name)
+    return found
+
+
+def _check_order(type_names: Sequence[str]) -> None:
+    """Check that the types of GPUs in CUDA's order are those of the cluster's devices, which go type by type."""
+    grouped = sorted(range(len(type_names)), key=lambda index: (type_names.index(type_names[index]), index))
+    if grouped != [*range(len(type_names))]:
+        names = visible_gpus(len(type_names))
+        raise InputError(
+            f"CUDA numbers this machine's GPUs as {', '.join(type_names)}; wanted those of a type one after another, "
+            f"as with {VISIBLE}={','.join(names[index] for index in grouped)} in the environment"
+        )
+
+
+def _cuda_type(torch: Any, index: int) -> tuple[DeviceType, CatalogueRow | None]:
+    """Return the type of a GPU, and its row of the catalogue; None: the catalogue does not have it."""
     kind: Kind = "rocm" if torch.version.hip else "cuda"
-    rows = {name: row for row in catalogue_rows() for name in row.reported_names}
+    properties = torch.cuda.get_device_properties(index)
+    row = next((row for row in catalogue_rows() if properties.name in row.reported_names), None)
+    if row is None:
+        return _unknown_cuda_type(properties, kind), None
+    # What the driver leaves: a little less than the catalogue's, and less again in a slice of a device.
+    memory_bytes = min(_rounded_memory(properties.total_memory), row.device_type.memory_bytes)
+    return replace(row.device_type, memory_bytes=memory_bytes, source="this machine"), row
+
+
+def _cuda_machine(torch: Any) -> Cluster:
     found: dict[str, tuple[DeviceType, int]] = {}
+    type_names: list[str] = []
     assumptions: list[str] = []
     rates: list[float] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        row = rows.get(properties.name)
-        if row is None:
-            device_type = _unknown_cuda_type(properties, kind)
-        else:
-            # What the driver leaves: a little less than the catalogue's, and less again in a slice of a device.
-            memory_bytes = min(_rounded_memory(properties.total_memory), row.device_type.memory_bytes)
-            device_type = replace(row.device_type, memory_bytes=memory_bytes, source="this machine")
-            rates.append(row.interconnect_bytes_per_second)
+        device_type, row = _cuda_type(torch, index)
+        type_names.append(device_type.name)
+        rates += [row.interconnect_bytes_per_second] if row is not None else []
         known, count = found.get(device_type.name, (device_type, 0))
         smaller = min(known, device_type, key=lambda entry: entry.memory_bytes)
         found[device_type.name] = (smaller, count + 1)
@@ -90,6 +131,7 @@ def _cuda_machine(torch: Any) -> Cluster:
                 f"The catalogue has no {properties.name!r}: its peaks are a low guess from "
                 f"{properties.multi_processor_count} multiprocessors; `dejavu profile` measures it."
             )
+    _check_order(type_names)
     pcie = next(row for row in catalogue_rows() if row.interconnect == "PCIe 3.0 x16")
     rate = min(rates) if len(rates) == torch.cuda.device_count() else pcie.interconnect_bytes_per_second
     link = Link(rate, NODE_LATENCY_SECONDS, assumed=True)

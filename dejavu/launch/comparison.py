@@ -148,7 +148,8 @@ def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
         done = path.with_name("done.json")
         if code or not done.is_file():
             end = log.read_text(errors="replace")[-2000:]
-            raise LaunchError(f"the plan and the baseline could not be compared (exit code {code}):\n{end}")
+            why = f"exit code {code}" if code is not None else f"not done after {TIMEOUT_SECONDS:g} s"
+            raise LaunchError(f"the plan and the baseline could not be compared ({why}):\n{end}")
         seconds: list[list[float]] = json.loads(done.read_text())
         return seconds
 
@@ -160,13 +161,14 @@ def _rank(path: Path) -> None:
     from dejavu.runtime.process import claim_device, die_with_parent
 
     die_with_parent(signal.SIGKILL)
-    local = int(os.environ["LOCAL_RANK"])
-    device = claim_device(local)
+    local, cores = int(os.environ["LOCAL_RANK"]), os.sched_getaffinity(0)
     jobs = [TrainingJob.from_dict(data) for data in json.loads(path.read_text())]
     found: list[list[float]] = [[] for _ in jobs]
     for turn in range(ROUNDS):
         for number, job in enumerate(jobs):
             size = len(job.binding.placements)
+            os.sched_setaffinity(0, cores)  # of all, each plan has its own for this rank
+            device = claim_device(job.binding.placements[local].device.index if local < size else local)
             _join(local, size, f"turn{turn}-{number}", device)
             if local < size:
                 found[number] += _turn(job, local, device)

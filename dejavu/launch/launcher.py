@@ -90,8 +90,7 @@ def launch(
     if code or not job.result_path.exists():
         raise _failed(job, code)
     result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
-    warned = tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else ()
-    result = replace(result, failures=tuple(map(str, read_failures(job.folder))), warnings=warned)
+    result = replace(result, failures=tuple(map(str, read_failures(job.folder))), warnings=job.warnings())
     write_json(job.result_path, result.to_dict())
     return result
 
@@ -154,11 +153,16 @@ def _failed(job: TrainingJob, code: int) -> LaunchError:
     failures = read_failures(job.folder)
     told = "".join(f"\n{failure}" for failure in failures)
     by_itself = not failures or not failures[-1].by_signal
-    if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
-        said = errors[0].read_text()
-        return RankError(f"{what}; {said}{'' if str(job.checkpoints) in said else _kept(job)}{told}")
+    if job.errors() and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
+        return RankError(f"{what}; {first_said(job)}{told}")
     told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
     return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+
+
+def first_said(job: TrainingJob) -> str:
+    """Return the error of the rank that failed first, with the last checkpoint that there is."""
+    said = job.errors()[0].read_text()
+    return said if str(job.checkpoints) in said else f"{said}{_kept(job)}"
 
 
 def _kept(job: TrainingJob) -> str:

@@ -330,16 +330,24 @@ def check_cluster(cluster: Cluster) -> None:
     """Check that all devices of the cluster are on this machine.
 
     Raises:
-        InputError: a host is not this machine, or has other devices or more of them (fewer may be shared, where
-            `SHARE_GPUS` is set).
+        InputError: a host is not this machine, or has other devices, more of them or in another order (fewer may be
+            shared, where `SHARE_GPUS` is set).
     """
     check_hosts(device.host for device in cluster.devices())
-    here = this_machine().device_counts
+    machine = this_machine()
+    here = machine.device_counts
     for name, count in cluster.device_counts.items():
         has_some = here.get(name, 0) > 0
         if count > here.get(name, 0) and not (has_some and shares_gpus()):
             has = ", ".join(f"{number} × {kind}" for kind, number in here.items())
             raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
+    own = [device.type_name for device in machine.devices()]
+    for device in cluster.devices() if len(here) > 1 and not shares_gpus() else ():
+        if own[device.index] != device.type_name:
+            raise InputError(
+                f"device {device.index} of {device.host} is {device.type_name} in the cluster file, and CUDA's GPU "
+                f"{device.index} is {own[device.index]}; wanted a node's devices in CUDA's order: {', '.join(own)}"
+            )
 
 
 def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:

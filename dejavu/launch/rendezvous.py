@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,16 +78,8 @@ def find_workers(client: Any, names: Sequence[str]) -> dict[str, tuple[str, str]
     """
     workers = workers_of(client)
     machines = client.run(socket.gethostname) if workers else {}
-    found = {}
-    for name in names:
-        for known in (
-            {worker: str(about["name"]) for worker, about in workers.items()},
-            {worker: about["host"] for worker, about in workers.items()},
-            machines,
-        ):
-            if matches := sorted(worker for worker, other in known.items() if other == name):
-                found[name] = (matches[0], workers[matches[0]]["host"])
-                break
+    chosen = match_workers(names, workers, machines)
+    found = {name: (worker, workers[worker]["host"]) for name, worker in chosen.items()}
     if missing := [name for name in names if name not in found]:
         have = ", ".join(sorted(f"{about['name']} ({about['host']})" for about in workers.values()))
         raise InputError(
@@ -97,14 +89,42 @@ def find_workers(client: Any, names: Sequence[str]) -> dict[str, tuple[str, str]
     return found
 
 
+def match_workers(
+    names: Iterable[str], workers: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the worker of each host that has one, each of another: by its name, its address, or its machine's name.
+
+    Args:
+        workers: by their addresses, as `workers_of` tells of them.
+        machines: the name of each worker's machine.
+    """
+    found: dict[str, str] = {}
+    names = list(names)
+    for known in (
+        {worker: str(about["name"]) for worker, about in workers.items()},
+        {worker: str(about["host"]) for worker, about in workers.items()},
+        machines,
+    ):  # what names a worker best is asked of all hosts first
+        for name in names:
+            if name not in found:
+                free = (worker for worker, other in known.items() if other == name and worker not in found.values())
+                if (worker := min(free, default=None)) is not None:
+                    found[name] = worker
+    return {name: found[name] for name in names if name in found}
+
+
 def look_at_hosts(client: Any, names: Sequence[str], launch_folder: Path, *, gpu_memory: bool) -> tuple[Host, ...]:
     """Inspect all hosts as they are now; see `find_workers`."""
     found = find_workers(client, names)
-    hosts = []
-    for name, (worker, address) in found.items():
-        facts = client.run(look, address, str(launch_folder), gpu_memory, workers=[worker])[worker]
-        hosts.append(Host(name, address, worker, **facts))
-    return tuple(hosts)
+    return tuple(
+        look_at_host(client, name, *place, launch_folder, gpu_memory=gpu_memory) for name, place in found.items()
+    )
+
+
+def look_at_host(client: Any, name: str, worker: str, address: str, launch_folder: Path, *, gpu_memory: bool) -> Host:
+    """Inspect the host of a worker as it is now."""
+    facts = client.run(look, address, str(launch_folder), gpu_memory, workers=[worker])[worker]
+    return Host(name, address, worker, **facts)
 
 
 def look_here(names: Sequence[str], launch_folder: Path, *, gpu_memory: bool) -> tuple[Host, ...]:

@@ -24,6 +24,8 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import start_seconds, started_at
 
 LOCK, HOLDER = "training.lock", "training.json"
+UPKEEP = "dejavu "  # how the name of a holder begins that keeps the files as they are: `dejavu backup` and its like
+MEASURES = "measures or trains"
 POLL_SECONDS = 0.5
 
 
@@ -63,6 +65,16 @@ class Holder:
         except psutil.NoSuchProcess:
             return False
 
+    @property
+    def is_upkeep(self) -> bool:
+        """Whether it neither measures nor trains."""
+        return self.what.startswith(UPKEEP)
+
+    @property
+    def does(self) -> str:
+        """What it does in the folder, for people."""
+        return "looks after the files" if self.is_upkeep else MEASURES
+
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_seconds).strftime("%H:%M:%S")
         where = "" if self.host == socket.gethostname() else f" on {self.host}"
@@ -101,12 +113,9 @@ def alone_in(
             lock.acquire(timeout=0)
         except Timeout:
             if not wait:
-                raise BusyError(
-                    f"{_who(project)} measures or trains in {project.resolve()}: two at once would slow each other and "
-                    "remember wrong times. Start again when it has ended, with --wait to wait for it, or in a folder "
-                    "of its own"
-                ) from None
-            on_wait(f"waiting for {_who(project)}, which measures or trains in {project.resolve()}")
+                raise BusyError(_busy(project, what)) from None
+            who, does = _who(project)
+            on_wait(f"waiting for {who}, which {does} in {project.resolve()}")
             lock.acquire(poll_interval=POLL_SECONDS)
     except OSError as error:
         raise BusyError(
@@ -124,6 +133,21 @@ def alone_in(
         lock.release()
 
 
-def _who(project: Path) -> str:
-    """Name the holder; one that has just started may not have recorded itself yet."""
-    return str(holder_in(project) or "another process")
+def _busy(project: Path, what: str) -> str:
+    """Say who holds the folder, why `what` cannot work beside it, and what to do."""
+    who, does = _who(project)
+    if what.startswith(UPKEEP) or does != MEASURES:
+        return (
+            f"{who} {does} in {project.resolve()}, where files change meanwhile. Start again when it has ended, or "
+            "with --wait to wait for it"
+        )
+    return (
+        f"{who} {does} in {project.resolve()}: two at once would slow each other and remember wrong times. Start again "
+        "when it has ended, with --wait to wait for it, or in a folder of its own"
+    )
+
+
+def _who(project: Path) -> tuple[str, str]:
+    """Name the holder, and what it does; one that has just started may not have recorded itself yet."""
+    holder = holder_in(project)
+    return ("another process", MEASURES) if holder is None else (str(holder), holder.does)

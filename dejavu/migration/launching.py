@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.foundation.dask_workers import workers_of
-from dejavu.foundation.errors import InputError
 from dejavu.launch.launcher import OnLoss
 from dejavu.launch.preflight import check_devices, check_hosts
-from dejavu.launch.rendezvous import Host, Pulse, is_here, look_at_hosts, look_here
+from dejavu.launch.rendezvous import Host, Pulse, is_here, look_at_host, look_at_hosts, look_here, match_workers
 from dejavu.launch.warm import LocalHost, StartsAgent, WarmHosts
 from dejavu.launch.warm.dask import DaskHost
 from dejavu.launch.watchdog import STALL_SECONDS
@@ -95,6 +94,7 @@ class _Reach:
     def __init__(self, running: RunningProblem, warm: WarmHosts, client: Any, pulse: Pulse) -> None:
         self._names = dict.fromkeys(device.host for device in running.cluster.devices())
         self._warm, self._client, self._pulse = warm, client, pulse
+        self._machines: dict[str, str] = {}  # of the workers that were seen
 
     def starts(self, host: Host) -> StartsAgent:
         return LocalHost() if self._client is None else DaskHost(self._client, host, self._pulse)
@@ -105,15 +105,18 @@ class _Reach:
         if self._client is None:
             return found
         try:
-            have = {str(about["name"]) for about in workers_of(self._client).values()}
-            have |= {str(about["host"]) for about in workers_of(self._client).values()}
+            workers = workers_of(self._client)
+            if new := [worker for worker in workers if worker not in self._machines]:
+                self._machines |= self._client.run(socket.gethostname, workers=new)
         except OSError:
             return found
-        for name in self._names:
-            if name in have and name not in self._warm.names:
+        have = match_workers(self._names, workers, {worker: self._machines[worker] for worker in workers})
+        for name, worker in have.items():
+            if name not in self._warm.names:
+                place = name, worker, str(workers[worker]["host"]), self._pulse.folder
                 try:
-                    (host,) = look_at_hosts(self._client, [name], self._pulse.folder, gpu_memory=False)
-                except InputError:  # it has gone again
+                    host = look_at_host(self._client, *place, gpu_memory=False)
+                except Exception:  # it has gone again, or cannot be used: no reason to end what trains without it
                     continue
                 if host.sees_folder:
                     found[name] = DaskHost(self._client, host, self._pulse)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dejavu.foundation.processes.files import write_json
-from dejavu.launch.launcher import OnLoss, report
+from dejavu.launch.launcher import OnLoss, first_said, report
 from dejavu.launch.preflight import check_job
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
@@ -100,7 +100,7 @@ class ChangingTraining:
         self._deaths: Counter[Seat] = Counter()
         self._given_up: set[str] = set()  # hosts none of whose devices runs ranks any more, though their agents live
         self._in_vain, self._furthest, self._was_slowed = 0, -1, False
-        how, self._saved = self.job.workload.replan.improve, 0
+        how, self._saved = self.job.workload.replan.improve, complete_checkpoints(self.job.checkpoints)[-1:]
         self._improving = None if how == "never" else Improvement(self.running, how, self.job.workload.seed)
 
     def run(self) -> TrainingResult:
@@ -218,7 +218,10 @@ class ChangingTraining:
 
     def _improved(self) -> Decision | None:
         """Return a decision to change to a better plan for the same cluster; one to stay is not told."""
-        if self._improving is None or not self._improving.is_due or not self._is_saved():
+        if self._improving is None:
+            return None
+        is_saved = self._is_saved()  # asked at every look: a checkpoint of long ago is not just complete
+        if not (self._improving.is_due and is_saved):
             return None
         decision = self._improving.decide(self.now, self._remaining())
         self._was_slowed = self._was_slowed or self._improving.is_uneven
@@ -231,7 +234,7 @@ class ChangingTraining:
         """Return whether hardly a step would have to be done again: a snapshot or a new checkpoint is just complete."""
         if every := self.job.workload.replan.snapshot_every:
             return is_due(self._done, every)
-        before, self._saved = self._saved, len(complete_checkpoints(self.job.checkpoints))
+        before, self._saved = self._saved, complete_checkpoints(self.job.checkpoints)[-1:]  # older ones are deleted
         return self._saved != before
 
     def _forget_lost_spares(self) -> None:
@@ -364,6 +367,7 @@ class ChangingTraining:
         result = replace(
             result,
             failures=tuple(self._failures()),
+            warnings=self.job.warnings(),
             migrations=tuple(self.migrations),
             was_slowed=self._was_slowed,
         )
@@ -378,8 +382,7 @@ class ChangingTraining:
 
     def _error(self) -> LaunchError:
         told = "".join(f"\n{failure}" for failure in self._failures())
-        errors = self.job.errors()
         what = f"the training did not finish (the ranks' output is in {self.job.folder}/ranks-*.log)"
-        if errors and not any(one.by_signal for one in read_failures(self.job.folder)[-1:]):
-            return RankError(f"{what}; {errors[0].read_text()}{told}")
+        if self.job.errors() and not any(one.by_signal for one in read_failures(self.job.folder)[-1:]):
+            return RankError(f"{what}; {first_said(self.job)}{told}")
         return LaunchError(f"{what}{told}")

@@ -11,11 +11,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from dejavu.cluster import Cluster, this_machine
+from dejavu.cluster.this_machine import VISIBLE, gpus_by_type
 from dejavu.cost import transfer_cost
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.kernels.calibration import calibration_kernels
@@ -106,14 +108,15 @@ class Profiler:
             progress(name, done, total)
             done += 1
 
-        for task in tasks:
+        for (_, name, _), task in zip(wanted, tasks, strict=True):
             if not task.num_missing:
                 continue
             before = self._findings()
-            self._keep(task.measure(step))
-            # Other work may have delayed one size of a series, which its neighbours then contradict.
-            if task.is_series and self._findings() - before:
-                self._keep(task.measure(lambda name: None))
+            with _gpus_of(name):
+                self._keep(task.measure(step))
+                # Other work may have delayed one size of a series, which its neighbours then contradict.
+                if task.is_series and self._findings() - before:
+                    self._keep(task.measure(lambda name: None))
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
         disturbed = sum(tasks_of[kind](self, name, count).num_disturbed for kind, name, count in wanted)
         return MeasureResult(total, sum(task.num_known for task in tasks), absent, disturbed)
@@ -268,6 +271,26 @@ class Profiler:
         """Return what of this kind was measured on this machine itself."""
         rows = self._own.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         return set(rows["subject"].to_pylist())
+
+
+@contextmanager
+def _gpus_of(device_type: str) -> Iterator[None]:
+    """Let processes that are started meanwhile see this machine's GPUs of one type alone, where it has several types.
+
+    They measure on the first ones that they see.
+    """
+    gpus, before = gpus_by_type(), os.environ.get(VISIBLE)
+    if len(gpus) < 2:
+        yield
+        return
+    os.environ[VISIBLE] = ",".join(gpus[device_type])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before
 
 
 @dataclass(frozen=True)

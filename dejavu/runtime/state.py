@@ -210,7 +210,7 @@ def save_checkpoint(folder: Path, step: int, state: State, held_out_loss: float 
     final = folder / f"step-{step:08d}"
     aside = folder / f"step-{step:08d}.partial"
     if dist.get_rank() == 0:
-        for stale in (aside, final):
+        for stale in (*folder.glob("step-*.partial"), final):  # also what an attempt that was killed began elsewhere
             shutil.rmtree(stale, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     known: list[float | None] = [None] * dist.get_world_size()
@@ -257,14 +257,13 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    return sorted(
-        path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name) and (path / MARKER).exists()
-    )
+    found = (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    return sorted((path for path in found if (path / MARKER).exists()), key=named_step)
 
 
-def named_step(checkpoint: Path) -> int:
-    """Return how many steps its name says: those of its marker, if that can be read."""
-    return int(checkpoint.name.rpartition("-")[2])
+def named_step(checkpoint: Path | str) -> int:
+    """Return how many steps its name says: those of its marker, if that can be read. From 10⁸ on names are longer."""
+    return int(str(checkpoint).rpartition("-")[2])
 
 
 def checkpoint_step(checkpoint: Path) -> int:

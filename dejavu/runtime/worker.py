@@ -222,7 +222,7 @@ def _tell_result(
             last_step_passes=passes,
             last_step_once=once,
             step_times=chosen.times,
-            warnings=tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else (),
+            warnings=job.warnings(),
         )
         write_json(job.result_path, result.to_dict())
 

@@ -17,6 +17,7 @@ import torch
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import get_mp_context
 
+from dejavu.cluster.this_machine import VISIBLE, visible_gpus
 from dejavu.foundation.dask_workers import check_encrypted, workers_of
 from dejavu.trials.spec import MOST_ATTEMPTS, TrialError
 
@@ -129,20 +130,13 @@ def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]
     }
     if not gpus:
         return [{"cls": distributed.Nanny, "options": options} for _ in range(num_workers)]
-    visible = _visible_gpus()
+    visible = visible_gpus(torch.cuda.device_count())
     if num_workers > len(visible):
         raise TrialError(f"{num_workers} workers want a GPU each; this machine shows {len(visible)}")
     return [
         {
             "cls": distributed.Nanny,
-            "options": {**options, "resources": {GPU: 1}, "env": {"CUDA_VISIBLE_DEVICES": gpu}},
+            "options": {**options, "resources": {GPU: 1}, "env": {VISIBLE: gpu}},
         }
         for gpu in visible[:num_workers]
     ]
-
-
-def _visible_gpus() -> list[str]:
-    """List the GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
-    count = torch.cuda.device_count()
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (told.split(",") if told else [str(k) for k in range(count)])[:count]

@@ -28,6 +28,8 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
     lines = []
     if holder is not None and status.has_trained:
         lines.append(f"{holder} has trained, and records it")
+    elif holder is not None and holder.is_upkeep:
+        lines.append(f"{holder} {holder.does}; no training runs in this folder")
     elif holder is not None:
         lines.append(f"{holder} measures, plans or tries initializations; its training has not begun")
     else:
@@ -81,7 +83,8 @@ def _place(found: Training) -> list[str]:
 def status_to_dict(status: Status) -> dict[str, Any]:
     """Return the same for programs: seconds and counts by name."""
     holder, found = status.holder, status.training
-    state = "training" if status.is_training else "preparing" if holder is not None else "idle"
+    prepares = holder is not None and not holder.is_upkeep
+    state = "training" if status.is_training else "preparing" if prepares else "idle"
     return {
         "state": state,
         "holder": holder and {"what": holder.what, "pid": holder.pid, "host": holder.host},

@@ -7,14 +7,18 @@ Not in it: caches, logs, locks, and what is being written. SQLite files are copi
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
+import gzip
 import io
 import json
 import os
+import shutil
 import sqlite3
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,9 +37,15 @@ STATE = ".dejavu"
 DATABASES = ("mlflow.db", f"{STATE}/prefect/prefect.db")
 FOLDERS = ("profiles_db", "mlartifacts", STATE)
 # Prefect's results are pickles, which are never taken from a file that somebody hands over; they are a cache.
+METADATA = ".metadata"  # torch's list of what is in a checkpoint, without which nobody can read it
 LEFT_OUT = (
     *(PurePosixPath(STATE, name) for name in ("prefect", "logs", "trials/dask", "jobs", "benchmarks")),
     *(PurePosixPath("profiles_db", name) for name in ("README.md", "shipped", "set_aside")),  # git's, or damaged
+)
+READ_BYTES = 2**20
+DAMAGED = (
+    *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
+    *(EOFError, ValueError, AttributeError, IndexError, KeyError, TypeError),
 )
 SIDE_FILES = ("-wal", "-shm", "-journal")  # of a SQLite file; those of another one would damage it
 
@@ -85,11 +95,12 @@ def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
     return Saved(count, total_bytes)
 
 
-def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
+def restore(project: Path, file: Path, *, force: bool = False, wait: bool = False) -> Saved:
     """Put back what a backup has; all of it is read and checked before anything is replaced.
 
     Args:
         force: also replace files that are there and differ.
+        wait: for a run that measures or trains here to end, instead of raising an error.
 
     Raises:
         InputError: it is no backup, or has what no backup has; or files would be replaced.
@@ -101,7 +112,7 @@ def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
     if found and found.dead != service_record.SERVICES:
         raise DejavuError(f"services run in {project}; wanted `dejavu down` before what they have open is replaced")
     with (
-        alone_in(project, "dejavu restore"),
+        alone_in(project, "dejavu restore", wait=wait),
         tempfile.TemporaryDirectory(dir=project / STATE, prefix=".restore-") as scratch,
     ):
         names, contents = _extracted(file, Path(scratch))
@@ -120,7 +131,7 @@ def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
             target.parent.mkdir(parents=True, exist_ok=True)
             for end in SIDE_FILES if name in DATABASES else ():
                 target.with_name(target.name + end).unlink(missing_ok=True)
-            (Path(scratch) / name).replace(target)
+            _put(Path(scratch) / name, target)
     return Saved(len(new), size_bytes)
 
 
@@ -138,10 +149,11 @@ def _written(path: Path, *, compressed: bool) -> Iterator[tarfile.TarFile]:
     """Open a new archive that only its user can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         if compressed:
-            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:  # checkpoints hardly shrink
+            # Checkpoints hardly shrink. Two names of one file, and links to others, are files of their own in it.
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1, dereference=True) as archive:
                 yield archive
         else:
-            with tarfile.open(fileobj=file, mode="w") as archive:
+            with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
                 yield archive
         file.flush()
         os.fsync(file.fileno())
@@ -162,27 +174,42 @@ def _kept(project: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
             yield name, _copied(project / name, scratch / str(number))
     for folder in FOLDERS:
         # A manifest comes before the files it lists, which are never changed and stay for an hour after it is.
-        paths = sorted((project / folder).rglob("*"), key=lambda path: (path.name != "manifest.json", path))
+        paths = sorted(_below(project / folder), key=lambda path: (path.name != "manifest.json", path))
         for path in paths:
             name = path.relative_to(project).as_posix()
-            if path.is_file() and not path.is_symlink() and _belongs(PurePosixPath(name)):
+            if path.is_file() and _belongs(PurePosixPath(name)):
                 yield name, path
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield all that is in a folder and in those that links in it lead to, as of runs that are kept on another disk."""
+    seen = set[Path]()
+    for place, inside, files in os.walk(folder, followlinks=True):
+        if (real := Path(place).resolve()) in seen:  # a link to where it is itself
+            inside.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place, name) for name in files)
 
 
 def _belongs(name: PurePosixPath) -> bool:
     """Return whether a backup has a file of this name, other than the databases."""
     of_processes = name.parent == PurePosixPath(STATE) and name.name.startswith(("services.", "training."))
-    unfinished = any(part.startswith(".") or part.endswith(".partial") for part in name.parts[1:])
+    ours = name.parts[1:] if name.parts[0] != "mlartifacts" else ()  # MLflow's files have their names at once
+    unfinished = any((part.startswith(".") and part != METADATA) or part.endswith(".partial") for part in ours)
     left_out = any(name.is_relative_to(folder) for folder in LEFT_OUT)
     return not (of_processes or unfinished or left_out or name.suffix == ".lock" or name.name == "lock")
 
 
 def _copied(database: Path, copy: Path) -> Path:
-    with (
-        contextlib.closing(sqlite3.connect(database, timeout=60)) as source,
-        contextlib.closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(database, timeout=60)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise DejavuError(f"{database} cannot be copied: {error}; `dejavu doctor` looks at it") from error
     return copy
 
 
@@ -212,13 +239,46 @@ def _extracted(file: Path, scratch: Path) -> tuple[list[str], dict[str, Any]]:
                     raise InputError(f"{file} has {member.name!r}, which no backup has; nothing was restored")
                 archive.extract(member, scratch, filter="data")
                 names.append(member.name)
+            _check_end(archive)
     except FileNotFoundError:
         raise InputError(f"there is no {file}") from None
     except IsADirectoryError:
         raise InputError(f"{file} is a folder; wanted a file that `dejavu backup` wrote") from None
-    except (tarfile.TarError, EOFError, ValueError, AttributeError, IndexError) as error:
+    except DAMAGED as error:
         raise InputError(f"{file} is no whole backup: {' '.join(str(error).split())}; nothing was restored") from error
     return names, {**contents, "project": str(contents["project"])}
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Read it to its end, where a compressed one has its checksum.
+
+    Raises:
+        tarfile.ReadError: members are missing: tarfile takes a damaged header, or the end of the file, for the end.
+    """
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    rest = archive.fileobj.read(READ_BYTES)
+    if len(rest) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off")
+    while rest:
+        if rest.strip(b"\0"):
+            raise tarfile.ReadError(f"it is damaged at byte {archive.offset:,}")
+        rest = archive.fileobj.read(READ_BYTES)
+
+
+def _put(new: Path, target: Path) -> None:
+    """Put a file in its place, which may be on another disk."""
+    try:
+        new.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            shutil.copy2(new, aside)
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def _is_same(new: Path, old: Path) -> bool:

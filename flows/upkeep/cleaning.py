@@ -60,9 +60,10 @@ def leftovers(project: Path, keep: int, now_seconds: float | None = None) -> lis
         now_seconds: since the epoch; None: now.
     """
     state = project / ".dejavu"
-    runs = sorted((path for path in (state / "runs").glob("*") if path.is_dir()), key=_changed_seconds)
-    old, kept = runs[: max(0, len(runs) - keep)], runs[max(0, len(runs) - keep) :]
-    needed = {start for run in kept if (start := _started_from(run))}
+    folders = sorted((path for path in (state / "runs").glob("*") if path.is_dir()), key=_changed_seconds)
+    runs = [path for path in folders if not path.is_symlink()]  # what others lead to is not here, and not ours
+    old = runs[: max(0, len(runs) - keep)]
+    needed = {start for run in folders if run not in old and (start := _started_from(run))}
     states = [path for path in (state / "trials").glob(f"*{STATE_SUFFIX}") if path.name not in needed]
     before = (time.time() if now_seconds is None else now_seconds) - KEPT_DAYS * DAY_SECONDS
     results = [path for path in _files(state / "prefect" / "storage") if path.stat().st_mtime < before]

@@ -29,11 +29,12 @@ def backup(
 def restore(
     file: Annotated[Path, typer.Argument(help="what `dejavu backup` wrote")],
     force: Annotated[bool, typer.Option("--force", help="replace files that are here and differ")] = False,
+    wait: WaitOption = False,
 ) -> None:
     """Put back what `dejavu backup` saved. Restore only files that you made: they hold what services will run."""
     from flows.upkeep import backup as saving
 
-    typer.echo(f"restored {saving.restore(Path.cwd(), file, force=force)} from {file}")
+    typer.echo(f"restored {saving.restore(Path.cwd(), file, force=force, wait=wait)} from {file}")
 
 
 @upkeep.command(epilog="Examples:  dejavu gc --keep 10 --dry-run  |  dejavu gc --keep 10 --mlflow")

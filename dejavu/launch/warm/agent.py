@@ -176,7 +176,8 @@ def _memory_folder() -> Path:
     """Make a folder in this host's memory, and delete those of agents that were killed."""
     root = IN_MEMORY if IN_MEMORY.is_dir() else Path(tempfile.gettempdir())
     for stale in root.glob(f"{_FOLDER}*"):
-        if not Path("/proc", stale.name.removeprefix(_FOLDER)).exists():
+        pid = stale.name.removeprefix(_FOLDER)
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():  # ours is of one that had the same number
             shutil.rmtree(stale, ignore_errors=True)
     folder = root / f"{_FOLDER}{os.getpid()}"
     folder.mkdir(mode=0o700)

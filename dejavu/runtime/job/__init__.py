@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.files import write_json
@@ -59,6 +61,10 @@ class TrainingJob:
         """File with a line for each warning of a rank."""
         return Path(self.folder) / "warnings.txt"
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return the sentences of ranks that are in the file; some come after the result, as of a copy that failed."""
+        return tuple(self.warnings_path.read_text().splitlines()) if self.warnings_path.exists() else ()
+
     def error_path(self, attempt: int, rank: int) -> Path:
         """Return the file with the error of a rank that failed by itself."""
         return Path(self.folder) / f"error-{attempt}-{rank}.txt"
@@ -108,6 +114,40 @@ class TrainingJob:
         return cls.from_dict(data)
 
 
+def prepared_job(folder: Path) -> TrainingJob:
+    """Read the job of a training's folder, to be trained where that is: a copied or moved one names another folder.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    path = folder / "job.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
+    job = _readable(path)
+    if Path(job.folder).resolve() == folder.resolve():
+        return job
+    job = replace(job, folder=str(folder.resolve()))
+    job.write()
+    return job
+
+
+def _readable(path: Path) -> TrainingJob:
+    try:
+        return TrainingJob.read(path)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        raise InputError(
+            f"{path} cannot be read: {_why(error)}; wanted the file that a training of this version wrote"
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    """Say it in a line: of a workload that is not valid any more, as one whose data are gone, which part and why."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     """Read the job of an earlier training that this workload may continue.
 
@@ -117,13 +157,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    try:
-        before = TrainingJob.read(path)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(
-            f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
-        ) from error
+    before = _readable(path)
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
     free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
     free |= {"checkpoints", "gradients"}

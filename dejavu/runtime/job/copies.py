@@ -15,7 +15,7 @@ from typing import Any
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.state import MARKER, complete_checkpoints, held_out_loss_in
+from dejavu.runtime.state import MARKER, complete_checkpoints, held_out_loss_in, named_step
 
 FIELD = ("checkpoints",)
 STEP = re.compile(r"step-\d+")
@@ -59,9 +59,9 @@ def fetch(url: str, runs: Path) -> Path:
                 f"{url} has no training to resume: {url}/job.json is not there; wanted a training's copies"
             )
         complete = _complete(files, f"{root}/checkpoints")
-        last = max(complete, default=None)
+        last = max(complete, key=named_step, default=None)
         own = {path.name for path in complete_checkpoints(folder / "checkpoints")}
-        if folder.exists() and (last is None or (own and max(own) >= last)):
+        if folder.exists() and (last is None or (own and max(map(named_step, own)) >= named_step(last))):
             return folder
         for name in sorted({last, _best(files, root, complete)} - own - {None}, key=str):
             _fetch(files, f"{root}/checkpoints/{name}", folder / "checkpoints" / str(name))
@@ -77,7 +77,8 @@ def fetch(url: str, runs: Path) -> Path:
 
 def _best(files: Any, root: str, complete: Iterable[str]) -> str | None:
     """Return the copied checkpoint with the least loss on what is held out, as `best_checkpoint` does of those here."""
-    markers = {name: _content(files, f"{root}/checkpoints/{name}/{MARKER}") for name in sorted(complete)}
+    by_step = sorted(complete, key=named_step)
+    markers = {name: _content(files, f"{root}/checkpoints/{name}/{MARKER}") for name in by_step}
     losses = {name: loss for name, held in markers.items() if (loss := held_out_loss_in(held or b"")) is not None}
     return min(losses, key=lambda name: losses[name], default=None)
 
@@ -124,9 +125,11 @@ class Copier:
             on_wait()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        has_ended = False
+        while not has_ended:
             self._due.wait()
             self._due.clear()
+            has_ended = self._ended.is_set()  # asked before: what came while one was copied wants another round
             try:
                 copy_training(self._job, self._url)
             except Exception as error:  # of many kinds: each service has its own
@@ -149,8 +152,9 @@ def copy_training(job: TrainingJob, url: str) -> None:
         if (Path(job.folder) / name).is_file():
             files.put_file(str(Path(job.folder) / name), f"{root}/{name}")
     kept = {path.name for path in complete_checkpoints(job.checkpoints)}
-    for name in there - kept:
-        files.rm_file(f"{root}/checkpoints/{name}/{MARKER}")
+    for name in _steps(files, f"{root}/checkpoints") - kept:  # also of those that were deleted while they were copied
+        if files.exists(marker := f"{root}/checkpoints/{name}/{MARKER}"):
+            files.rm_file(marker)
         files.rm(f"{root}/checkpoints/{name}", recursive=True)
 
 
@@ -176,11 +180,12 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 def _complete(files: Any, folder: str) -> set[str]:
-    if not files.exists(folder):
-        return set()
-    return {
-        name for name in _names(files, folder) if STEP.fullmatch(name) and files.exists(f"{folder}/{name}/{MARKER}")
-    }
+    return {name for name in _steps(files, folder) if files.exists(f"{folder}/{name}/{MARKER}")}
+
+
+def _steps(files: Any, folder: str) -> set[str]:
+    """Return the names of all copies of checkpoints, complete or not."""
+    return {name for name in _names(files, folder) if STEP.fullmatch(name)} if files.exists(folder) else set()
 
 
 def _names(files: Any, folder: str) -> list[str]:

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from dejavu.runtime.state import State, belongs
+from dejavu.runtime.state import State, belongs, named_step
 
 SHARDS = "shards"  # the key of a file's metadata
 PARTIAL = ".partial"
@@ -93,7 +93,8 @@ def write(path: Path, content: bytes) -> None:
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
-    for old in sorted(path.parent.parent.glob(f"step-*/{path.name}"))[:-KEPT]:
+    own = path.parent.parent.glob(f"step-*/{path.name}")
+    for old in sorted(own, key=lambda one: named_step(one.parent))[:-KEPT]:
         old.unlink(missing_ok=True)
         with suppress(OSError):  # other ranks' are there
             old.parent.rmdir()
