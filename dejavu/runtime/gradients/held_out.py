@@ -56,7 +56,8 @@ class HeldOutGradient:
                 loss = self._loss(self._module(inputs[rows]), targets[rows])
                 if self._sharded is not None:
                     return self._sharded.alone(loss.float(), local_of(weights[0]))
-                found = torch.autograd.grad(loss.float(), weights)
+                # A master weight has a gradient from the beginning, and a layer may use a weight at times only.
+                found = torch.autograd.grad(loss.float(), weights, materialize_grads=True)
         finally:
             for part in trained:
                 part.training = True
