@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -609,6 +610,35 @@ def test_what_is_held_out_is_a_line_of_its_own(run: ReportData, tried: bool) -> 
     if tried:
         (axes,) = losses_figure(run.trials, run.winner, run.training).axes
         assert "on what is held out" in axes.get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_losses_of_winner_and_training_are_inside_the_picture(run: ReportData, seed: int) -> None:
+    """Those on what is held out, too, which a training that learns its examples by heart lets rise above all others."""
+    rng = np.random.default_rng(seed)
+    rises = rng.uniform(0.0, 9.0, NUM_STEPS).tolist()
+    rows = [Evaluation(step, rises[step]) for step in range(TRIAL_STEPS, NUM_STEPS, 1 + seed % 3)]
+    rows += [Evaluation(NUM_STEPS, math.inf)] if seed % 2 else []
+    (axes,) = losses_figure(run.trials, run.winner, replace(run.training, evaluations=tuple(rows))).axes
+    low, high = axes.get_ylim()
+    shown = [*run.losses, *(row.loss for row in rows if math.isfinite(row.loss))]
+    assert low <= min(shown) and max(shown) <= high
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_picture_table_and_page_have_one_loss_of_the_winner_and_its_name(run: ReportData, count: int) -> None:
+    score = 3.14159
+    winner = replace(run.winner, score=score)
+    tried = replace(run.tried, winner=winner, results=(winner, *run.trials)[:count])
+    found = replace(run, tried=tried)
+    assert f"the best of {count}: running loss 3.1416" in printed(found)
+    assert "their running loss, the mean over their last steps. The winner's is 3.1416" in Page(page(found)).text
+    what = "1 initialization" if count == 1 else f"{count} initializations"
+    said = f"The best of {what}: running loss 3.142 after {len(winner.losses)} steps"
+    figure = losses_figure(tried.results, winner, run.training)
+    assert said in texts(figure)
+    figure.canvas.draw()
+    assert figure.axes[0]._left_title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_suspected_replica_is_a_line_of_the_summary(run: ReportData) -> None:
