@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,7 @@ def _where_it_is(job: TrainingJob, folder: Path) -> TrainingJob:
     """Return the job in the folder that was named: where a folder was copied or moved, its job says the one before."""
     if Path(job.folder).resolve() == folder.resolve():
         return job
-    job = replace(job, folder=str(folder.resolve()))
+    job = job.moved_to(folder)
     job.write()
     return job
 

@@ -184,7 +184,7 @@ def read_job(folder: Path) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
-    return TrainingJob.read(path)
+    return TrainingJob.read(path, folder)
 
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -101,11 +102,25 @@ class TrainingJob:
     @classmethod
     def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
         """Read a job, to run in its own folder or another."""
-        data = json.loads(path.read_text())
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            data["folder"] = str(folder.resolve())
-        return cls.from_dict(data)
+        job = cls.from_dict(json.loads(path.read_text()))
+        if folder is None:
+            return job
+        folder.mkdir(parents=True, exist_ok=True)
+        return job.moved_to(folder)
+
+    def moved_to(self, folder: Path) -> TrainingJob:
+        """Return the job as it runs in a folder, which may have been moved or copied, perhaps with its whole project.
+
+        The trial's state that it starts from is then looked for as far from the folder as it was.
+        """
+        before, now = Path(self.folder), folder.resolve()
+        if before.resolve() == now:
+            return self
+        job = replace(self, folder=str(now))
+        if self.start_from is None:
+            return job
+        there = Path(os.path.normpath(now / os.path.relpath(self.start_from, before)))
+        return replace(job, start_from=str(there)) if there.is_file() else job
 
 
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
@@ -118,7 +133,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
     try:
-        before = TrainingJob.read(path)
+        before = TrainingJob.read(path).moved_to(folder)
     except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(
@@ -140,8 +155,7 @@ def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
     Raises:
         InputError: as `earlier_job`.
     """
-    before, whole = earlier_job(folder, workload), str(folder.resolve())
-    return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
+    return replace(earlier_job(folder, workload), workload=workload, binding=binding, last_step=workload.num_steps)
 
 
 class Evaluation(NamedTuple):
