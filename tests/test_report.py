@@ -53,6 +53,7 @@ from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
+from tasks.recording import _figures_of
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 NUM_TRIALS, TRIAL_STEPS, NUM_STEPS = 6, 8, 30
@@ -713,6 +714,35 @@ def test_the_page_says_how_often_the_schedule_runs_in_a_step(run: ReportData, ru
     workload = run.workload.model_copy(update={"accumulate": runs})
     counts = in_microbatches(run.plan.num_microbatches, runs)
     assert f"batch {workload.batch_size} in {counts} · schedule" in Page(page(replace(run, workload=workload))).text
+
+
+def own(factory: str, num_classes: int) -> dict[str, Any]:
+    settings = {"factory": f"tests.own_data:{factory}", "options": {"count": 50}, "num_classes": num_classes}
+    return {"data": "examples", "examples": settings}
+
+
+@pytest.mark.parametrize(
+    ("data", "tokens_of_an_example"),
+    [
+        ({}, 32),
+        ({"data": "digits"}, None),
+        (own("rows", 3), None),
+        (own("masks", 3), None),
+        (own("successors", 8), 1),
+    ],
+    ids=["text", "images", "rows", "a class for each number", "single tokens"],
+)
+def test_mlflow_is_told_tokens_a_second_where_the_page_is(
+    run: ReportData, data: dict[str, Any], tokens_of_an_example: int | None
+) -> None:
+    workload = Workload.model_validate({"model": "gpt", "batch_size": 16, "sequence_length": 32, **data})
+    found = replace(run, workload=workload)
+    _, figures = _figures_of(found)
+    each = 1 if tokens_of_an_example is None else tokens_of_an_example
+    wanted = "examples_per_second" if tokens_of_an_example is None else "tokens_per_second"
+    assert figures[wanted] == pytest.approx(16 * each / run.training.step_seconds)
+    assert len({"examples_per_second", "tokens_per_second"} & figures.keys()) == 1
+    assert found.rate_range[1] == ("samples" if tokens_of_an_example is None else "tokens")
 
 
 def test_figures_say_what_they_show(run):
