@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,20 @@ def test_a_faulty_replica_is_outvoted_and_named_also_after_a_restart(
         assert (suspect.watched_steps, suspect.num_not_finite, suspect.last_step) == (last, last - 5, last - 1)
         assert any("stage 1: the gradients of replica 1 (rank 4 on localhost" in one for one in found.warnings)
         assert TrainingResult.from_dict(found.to_dict()) == found
+
+
+@pytest.mark.integration
+def test_a_replica_whose_loss_is_no_number_ends_no_training(tmp_path: Path) -> None:
+    """Its device computes garbage forward: the loss is that of the others, whose gradients the steps are made of."""
+    options = {"rank": 0, "call": 5}  # from the third step on; rank 0 is the one that tells the loss
+    model = {"model": "tests.own_models:without_numbers", "model_options": options}
+    workload = with_rule("median", **model, batch_size=12, num_steps=8)
+    plan = by_hand("1f1b", (0, 5), [one_device(3)], 2)
+    trained = launch(replace(job_of(workload, plan, 8, DRAW), folder=str(tmp_path)))
+    assert len(trained.losses) == 8 and all(map(math.isfinite, trained.losses)) and not trained.restarts
+    assert trained.losses[-1] < trained.losses[0]
+    (suspect,) = trained.suspects
+    assert (suspect.rank, suspect.num_not_finite) == (0, 6)
 
 
 @pytest.mark.parametrize("master_weights", [False, True])
