@@ -675,20 +675,30 @@ def test_no_legend_covers_the_losses(run: ReportData, kind: Draw) -> None:
     assert drawn.height > 0.4 * figure.bbox.height
 
 
-@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
+@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS, TRIAL_STEPS + 5])
 @pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
 def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, first_step: int) -> None:
-    """A resumed training knows its losses from its own first step on, and no longer those of its trials."""
+    """A resumed training knows its losses from its own first step on, and no longer those of its trials.
+
+    So does one whose first lines of progress are lost.
+    """
     losses = tuple(7.0 - 0.125 * step for step in range(first_step, NUM_STEPS))
     training = replace(run.training, losses=losses, first_step=first_step)
     found = replace(run, training=training, tried=run.tried if tried else None)
     assert found.num_trained_steps == NUM_STEPS
-    first, step = (run.winner.losses[0], 1) if tried and first_step else (losses[0], first_step + 1)
+    is_whole = tried and 0 < first_step <= TRIAL_STEPS
+    first, step = (run.winner.losses[0], 1) if is_whole else (losses[0], first_step + 1)
     began = "at first" if step == 1 else f"in step {step}"
     for text in (printed(found), note_markdown(found, "dejavu run", "")):
         assert f"{first:.4f} {began}, {losses[-1]:.4f} after {NUM_STEPS} steps" in text
     said = f"Training loss {losses[-1]:.4f} of the last batch, step {NUM_STEPS}; {first:.4f} at step {step}"
     assert said in Page(page(found)).text
+    if tried:
+        lines = losses_figure(found.trials, found.winner, training).axes[0].lines
+        (line,) = (one for one in lines if one.get_label() == "pipelined training from there")
+        drawn = dict(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True))
+        known = dict(enumerate(losses, first_step + 1))
+        assert drawn == ({first_step: run.winner.losses[first_step - 1]} if is_whole else {}) | known
 
 
 @pytest.mark.parametrize(

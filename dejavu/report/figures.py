@@ -51,8 +51,9 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
     if training is not None and training.losses:
         before = winner.losses[: training.first_step]
         steps = np.arange(training.first_step, training.first_step + len(training.losses)) + 1
-        losses = np.array([*before[-1:], *training.losses])
-        steps = np.concatenate([steps[:1] - 1, steps]) if before else steps
+        goes_on = 0 < training.first_step == len(before)  # no loss between them is lost
+        losses = np.array([*(before[-1:] if goes_on else ()), *training.losses])
+        steps = np.concatenate([steps[:1] - 1, steps]) if goes_on else steps
         axes.plot(
             steps, losses, color=COLORS[Work.BACKWARD], linewidth=2, label="pipelined training from there", zorder=2
         )
