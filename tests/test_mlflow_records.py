@@ -462,6 +462,26 @@ def test_a_project_s_records_follow_its_folder(how: str, tmp_path: Path) -> None
         check_records(old)
 
 
+@pytest.mark.parametrize("has_a_folder", [False, True])
+def test_records_that_projects_share_stay_where_they_are(
+    has_a_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after there is an artifact, also where artifacts of another database are beside theirs."""
+    shared, first, second = (tmp_path / name for name in ("shared", "first", "second"))
+    for folder in (shared, first, second):
+        folder.mkdir()
+    if has_a_folder:
+        (shared / "mlartifacts").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shared / 'mlflow.db'}")
+    for number, project in enumerate((first, second, first)):
+        with Tracker.open(project, f"run {number}") as run:
+            assert run.artifact_folder == first / "mlartifacts" / str(run.run_id) / "artifacts"
+            if number:
+                run.artifact_text("report/report.html", f"<p>{number}</p>")
+        assert find_run(project, "last").run_id == run.run_id
+    assert report_of(second, find_run(second, "run 1")).read_text() == "<p>1</p>"
+
+
 def test_a_server_that_does_not_answer_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     for name in ("TIMEOUT", "MAX_RETRIES", "BACKOFF_FACTOR"):

@@ -99,13 +99,21 @@ def move_artifacts(database: Path, old: str, new: str) -> None:
 
 
 def _follow(database: Path) -> None:
-    """Let records follow a project's folder that was moved or copied: its artifacts are beside its database."""
+    """Let records follow a project's folder that was moved or copied: its artifacts are beside its database.
+
+    A database that several projects share stays as it is: the first one's artifacts are where they were.
+    """
+    here = artifacts_of(database.parent)
     with closing(sqlite3.connect(database)) as connection:
         row = connection.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
-    before, here = local_path(row[0]) if row and row[0] else None, artifacts_of(database.parent)
-    if before is None or row[0] == here or before.name != ARTIFACTS:
-        return
-    if (database.parent / ARTIFACTS).is_dir() or not before.is_dir():
+        before = local_path(row[0]) if row and row[0] else None
+        if before is None or row[0] == here or before.name != ARTIFACTS:
+            return
+        known = [run for (run,) in connection.execute("SELECT run_uuid FROM runs")]
+    came_along = any((database.parent / ARTIFACTS / run).is_dir() for run in known)
+    is_moved = not before.parent.is_dir() or (came_along and not before.is_dir())
+    is_copied = came_along and (before.parent / database.name).is_file()
+    if is_moved or is_copied:
         move_artifacts(database, row[0], here)
 
 
