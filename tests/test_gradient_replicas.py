@@ -18,6 +18,7 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_spreading
 from dejavu.plans import StageConfiguration
+from dejavu.runtime.batches.held_out import held_out_examples
 from dejavu.runtime.gradients.faults import GradientFault, in_environment
 from dejavu.runtime.gradients.held_out import HeldOutGradient
 from dejavu.runtime.gradients.remembered import Remembered
@@ -26,7 +27,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import first_not_finite
-from dejavu.runtime.training import build_layers
+from dejavu.runtime.training import DivergedError, build_layers
 from dejavu.workload import GradientSettings, OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of
@@ -219,6 +220,27 @@ def test_a_weight_that_no_loss_depends_on_has_a_gradient_of_zeros(unused: int, m
     for name, one in compared.items():
         assert parts[name].dtype == one.dtype
         assert (parts[name] == 0).all() == name.endswith("unused"), name
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("example", [0, 11, 12, 40])
+def test_held_out_examples_without_a_loss_are_said(bad: float, example: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the turn that they come in, and in no other: replicas would all be suspected, and the step be no number."""
+    workload = with_rule(RULES["zeno"])
+    inputs, targets = held_out_examples(workload)
+    inputs[example] = bad
+    monkeypatch.setattr("dejavu.runtime.gradients.held_out.held_out_examples", lambda workload: (inputs, targets))
+    module = build_layers(workload, DRAW, torch.device("cpu"))
+    for weight in module.parameters():
+        weight.grad = torch.zeros_like(weight)
+    gradient, size = HeldOutGradient(workload, module, torch.device("cpu")), workload.microbatch_size
+    for step in range(12):
+        turn = step // 2  # `held_out_every` of the rule
+        if example in [(turn * size + k) % len(inputs) for k in range(size)]:
+            with pytest.raises(DivergedError, match=f"judges replicas in step {step + 1}, is not finite; wanted held-"):
+                gradient(step)
+        else:
+            assert gradient(step).isfinite().all()
 
 
 def test_what_is_known_of_replicas_goes_with_their_devices() -> None:
