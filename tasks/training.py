@@ -34,7 +34,7 @@ from dejavu.migration.launching import launch_changing
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.measuring import least_samples
-from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
+from dejavu.runtime.job import TrainingJob, TrainingResult, job_in, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -184,7 +184,7 @@ def read_job(folder: Path) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
-    return TrainingJob.read(path, folder)
+    return job_in(folder)
 
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:

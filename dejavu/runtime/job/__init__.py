@@ -123,6 +123,22 @@ class TrainingJob:
         return replace(job, start_from=str(there)) if there.is_file() else job
 
 
+def job_in(folder: Path) -> TrainingJob:
+    """Read the job of a training's folder, as it runs where the folder is now.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = folder / "job.json"
+    try:
+        return TrainingJob.read(path).moved_to(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
+        ) from error
+
+
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     """Read the job of an earlier training that this workload may continue.
 
@@ -132,13 +148,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    try:
-        before = TrainingJob.read(path).moved_to(folder)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(
-            f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
-        ) from error
+    before = job_in(folder)
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
     free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
     free |= {"checkpoints", "gradients"}
