@@ -32,7 +32,6 @@ def ending(command: Callable[[], None], project: Path) -> None:
 
     A full or read-only disk is a failure, too. On an interrupt, print what is kept, and the line that goes on.
     """
-    before = _prepared(project)
     try:
         command()
     except InputError as error:
@@ -47,11 +46,11 @@ def ending(command: Callable[[], None], project: Path) -> None:
         print(f"{error.filename or project}: {error.strerror}; what was written before is kept", file=sys.stderr)
         sys.exit(FAILURE)
     except KeyboardInterrupt:
-        _say_interrupted(project, before)
+        _say_interrupted(project)
         sys.exit(INTERRUPTED)
     except Exception as error:
         if _interrupts.came:  # a library that is interrupted may fail in its own words
-            _say_interrupted(project, before)
+            _say_interrupted(project)
             sys.exit(INTERRUPTED)
         if not _is_unreachable(error):
             raise
@@ -59,7 +58,7 @@ def ending(command: Callable[[], None], project: Path) -> None:
         sys.exit(FAILURE)
     except SystemExit as ended:  # typer makes an exit code of an interrupt
         if ended.code == INTERRUPTED:
-            _say_interrupted(project, before)
+            _say_interrupted(project)
         raise
 
 
@@ -71,6 +70,9 @@ def _is_unreachable(error: object) -> bool:
 
 def _unreachable(error: object) -> str:
     return f"Prefect's server at {os.environ.get('PREFECT_API_URL', 'its address')} does not answer ({error})"
+
+
+_trainings: list[Path] = []  # of this process
 
 
 class _Interrupts:
@@ -115,13 +117,13 @@ def end_at_once_when_interrupted_again() -> None:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is done last
 
 
-def _say_interrupted(project: Path, before: dict[Path, int]) -> None:
+def _say_interrupted(project: Path) -> None:
     print("interrupted; what was measured, tried and saved is kept", file=sys.stderr)
-    folder = _begun_training(project, before)
-    if folder is None:
+    if not _trainings:
         print("the same command goes on from there", file=sys.stderr)
     else:
-        line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder.relative_to(project))])
+        folder = Path(os.path.relpath(_trainings[-1], project))
+        line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder)])
         print(f"to resume the training: {line}", file=sys.stderr)
 
 
@@ -131,15 +133,9 @@ def _without_resume(words: list[str]) -> list[str]:
     return [word for k, word in enumerate(words) if k not in dropped]
 
 
-def _prepared(project: Path) -> dict[Path, int]:
-    """Return when each training of the project was prepared, by its job.json."""
-    return {path: path.stat().st_mtime_ns for path in (project / ".dejavu" / "runs").glob("*/job.json")}
-
-
-def _begun_training(project: Path, before: dict[Path, int]) -> Path | None:
-    """Return the folder of the training that was prepared since; whatever the clock did meanwhile."""
-    begun = {path: when for path, when in _prepared(project).items() if before.get(path) != when}
-    return max(begun, key=lambda path: begun[path]).parent if begun else None
+def trains_in(folder: Path) -> None:
+    """Take note of a training that this process begins: an interrupt says how to resume it, and none of another's."""
+    _trainings.append(folder)
 
 
 class Sentences(logging.Filter):

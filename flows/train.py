@@ -46,12 +46,14 @@ def train(
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
+        from flows.endings import trains_in
         from flows.session import session
         from tasks.pricing import capture_model
         from tasks.training import compare_with_one_process, read_job, remember_times, train_pipeline
 
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
+        trains_in(Path(job.folder))
         graph = capture_model(job.workload, here.cluster)
         if here.jobs is not None:
             here.jobs.wait_for_all(here.log.info)

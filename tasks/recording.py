@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
+from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
@@ -293,15 +293,15 @@ def record_report(run: Tracker, data: ReportData) -> None:
 def _figures_of(data: ReportData) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Return what a run's figures are, before the loss and after it; None: there is none."""
     measured = data.training.step_seconds if data.training else None
-    targets = dataset_of(data.workload).shape.target_shape  # a class for each token of a text, or one for an image
-    rate = "tokens_per_second" if targets else "examples_per_second"
+    tokens = tokens_in_a_step(data.workload)
+    rate = "examples_per_second" if tokens is None else "tokens_per_second"
     first = {
         "predicted_step_seconds": data.predicted_step_seconds,
         "optimality_gap_percent": _percent(data.gap),
         "measured_step_seconds": measured,
     }
     return first, {
-        rate: data.workload.batch_size * math.prod(targets) / measured if measured else None,
+        rate: (tokens or data.workload.batch_size) / measured if measured else None,
         "prediction_error_percent": _percent(data.step_error),
         "predicted_speedup": data.speedup,
         "measured_speedup": data.comparison.gain if data.comparison else None,

@@ -18,6 +18,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import remembered_step_seconds
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.units import plural
 from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
 from dejavu.launch.comparison import (
@@ -103,12 +104,12 @@ def try_initializations(
         tell("trying", what=str(result.draw), done=done, total=total, loss=loss, failure=result.failure or None)
         took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
         again = f", attempt {result.attempts}" if result.attempts > 1 else ""
-        found = result.failure or f"loss {result.score:.4f} after {result.steps} steps"
+        found = result.failure or f"running loss {result.score:.4f} after {plural(result.steps, 'step')}"
         log.info("trial %s: %s (%s%s)", result.draw, found, took, again)
 
     def on_rung(rung: Rung) -> None:
         number, best = len(rung.survivors), rung.best_score
-        said = "successive halving, rung of %d steps: %d of %d trials promoted, best loss %.4f"
+        said = "successive halving, rung of %d steps: %d of %d trials promoted, best running loss %.4f"
         log.info(said, rung.steps, number, len(rung.draws), best)
 
     gpus = torch.cuda.device_count()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -157,6 +158,25 @@ class GarbageAt(nn.Linear):
         self.calls += 1
         struck = int(self.calls) == self.call and (not self.once or _next_number(Path(self.once)) == 1)
         return _Times.apply(super().forward(x), self.factor if struck else 1.0)
+
+
+class NoNumberOn(nn.Linear):
+    """Its output is not a number on one rank, from its `call`-th pass on: a device that computes garbage forward."""
+
+    def __init__(self, rank: int, call: int) -> None:
+        super().__init__(16, 16)
+        self.rank, self.call, self.calls = rank, call, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, FakeTensor):
+            return super().forward(x)
+        self.calls += 1
+        struck = self.calls >= self.call and dist.is_initialized() and dist.get_rank() == self.rank
+        return super().forward(x) * (torch.nan if struck else 1.0)
+
+
+def without_numbers(rank: int, call: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), NoNumberOn(rank, call), nn.ReLU(), nn.Linear(16, 10))
 
 
 def with_garbage(call: int, factor: str, once: str = "") -> nn.Sequential:

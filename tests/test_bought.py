@@ -45,15 +45,15 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
     [
         (
             compared(3.414, 3.6, 3.55, 3.66),
-            "after 10 steps the winner has loss 3.414, the median of 3 default draws 3.6 (3.55 to 3.66): "
+            "after 10 steps the winner has running loss 3.414, the median of 3 default draws 3.6 (3.55 to 3.66): "
             "5.2% below the default",
         ),
         (compared(3.58, 3.6, 3.55, 3.66), "no more than the default's seeds differ"),
         (compared(3.7, 3.6, 3.55, 3.66), "worse than the default here: the search chose it by later steps"),
         (
             compared(3.55, 3.6, 3.55, 3.66, winner=Draw(seed=7)),
-            "after 10 steps the winner, a default draw itself, has loss 3.55, the median of 3 default draws 3.6 "
-            "(3.55 to 3.66): the search found nothing better than the default",
+            "after 10 steps the winner, a default draw itself, has running loss 3.55, the median of 3 default draws "
+            "3.6 (3.55 to 3.66): the search found nothing better than the default",
         ),
         (compared(3.66, 3.6, 3.55, 3.66, winner=Draw(seed=7)), "the search found nothing better than the default"),
         (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): 2 of 3 default draws failed"),

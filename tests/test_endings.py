@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.workload import OptimizerSettings
-from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, without_tracebacks
+from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
 from flows.room import check_room, check_room_for_checkpoints
 from tests.conftest import TINY
@@ -216,6 +217,39 @@ def test_a_connection_that_is_lost_and_opened_again_is_no_traceback(
     finally:
         logger.setLevel(level)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("own", ["", "a", "it's ü"])
+@pytest.mark.parametrize("others", [(), ("b",), ("b", "c")])
+def test_an_interrupt_names_the_training_that_it_ended_and_no_other_s(
+    own: str,
+    others: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Others prepare trainings in the same folder while this one waits for it, or only plans."""
+    monkeypatch.setattr("flows.endings._trainings", [])
+    monkeypatch.setattr(sys, "argv", ["flows", "run", "--wait", "--resume", "before", "--workload", "mine.yaml"])
+    runs = tmp_path / ".dejavu" / "runs"
+
+    def command() -> None:
+        if own:
+            job_of(TINY, runs / own).write()
+            trains_in(runs / own)
+        for name in others:
+            job_of(TINY, runs / name).write()
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        ending(command, tmp_path)
+    assert ended.value.code == INTERRUPTED
+    *_, last = capsys.readouterr().err.splitlines()
+    if not own:
+        assert last == "the same command goes on from there"
+    else:
+        words = shlex.split(last.removeprefix("to resume the training: "))
+        assert words == ["dejavu", "run", "--wait", "--workload", "mine.yaml", "--resume", f".dejavu/runs/{own}"]
 
 
 AFTER_THE_CALLBACK = {

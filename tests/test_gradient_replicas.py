@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,19 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_spreading
 from dejavu.plans import StageConfiguration
+from dejavu.runtime.batches.held_out import held_out_examples
 from dejavu.runtime.gradients.faults import GradientFault, in_environment
+from dejavu.runtime.gradients.held_out import HeldOutGradient
 from dejavu.runtime.gradients.remembered import Remembered
 from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.suspects import Suspect
+from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import first_not_finite
+from dejavu.runtime.training import DivergedError, build_layers
 from dejavu.workload import GradientSettings, OptimizerSettings, TrialSettings, Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import model_of
 from tests.launching import once, ranks
 
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -176,6 +183,65 @@ def test_a_faulty_replica_is_outvoted_and_named_also_after_a_restart(
         assert (suspect.watched_steps, suspect.num_not_finite, suspect.last_step) == (last, last - 5, last - 1)
         assert any("stage 1: the gradients of replica 1 (rank 4 on localhost" in one for one in found.warnings)
         assert TrainingResult.from_dict(found.to_dict()) == found
+
+
+@pytest.mark.integration
+def test_a_replica_whose_loss_is_no_number_ends_no_training(tmp_path: Path) -> None:
+    """Its device computes garbage forward: the loss is that of the others, whose gradients the steps are made of."""
+    options = {"rank": 0, "call": 5}  # from the third step on; rank 0 is the one that tells the loss
+    model = {"model": "tests.own_models:without_numbers", "model_options": options}
+    workload = with_rule("median", **model, batch_size=12, num_steps=8)
+    plan = by_hand("1f1b", (0, 5), [one_device(3)], 2)
+    trained = launch(replace(job_of(workload, plan, 8, DRAW), folder=str(tmp_path)))
+    assert len(trained.losses) == 8 and all(map(math.isfinite, trained.losses)) and not trained.restarts
+    assert trained.losses[-1] < trained.losses[0]
+    (suspect,) = trained.suspects
+    assert (suspect.rank, suspect.num_not_finite) == (0, 6)
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+@pytest.mark.parametrize("unused", range(5))
+def test_a_weight_that_no_loss_depends_on_has_a_gradient_of_zeros(unused: int, master_weights: bool) -> None:
+    """The gradient of held-out examples has the numbers of all gradients that are compared with it, in their order."""
+    optimizer = {"name": "sgd", "master_weights": master_weights}
+    workload = with_rule("zeno", dtype="bfloat16" if master_weights else "float32", optimizer=optimizer)
+    module = build_layers(workload, DRAW, torch.device("cpu"))
+    dtype = next(module.parameters()).dtype
+    if unused < len(module):
+        own = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        module[unused].register_parameter("unused", own)
+        if not master_weights:
+            own.grad = torch.zeros_like(own)  # as of a weight that an earlier step used
+    make_optimizer(workload.optimizer, module.parameters())
+    inputs, targets = dataset_of(workload).batch(0, 4, seed=0)
+    model_of(workload).loss(module(inputs.to(dtype)), targets).float().backward()
+    found = HeldOutGradient(workload, module, torch.device("cpu"))(0)
+    compared = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+    parts = dict(zip(compared, found.split([one.numel() for one in compared.values()]), strict=True))
+    for name, one in compared.items():
+        assert parts[name].dtype == one.dtype
+        assert (parts[name] == 0).all() == name.endswith("unused"), name
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("example", [0, 11, 12, 40])
+def test_held_out_examples_without_a_loss_are_said(bad: float, example: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the turn that they come in, and in no other: replicas would all be suspected, and the step be no number."""
+    workload = with_rule(RULES["zeno"])
+    inputs, targets = held_out_examples(workload)
+    inputs[example] = bad
+    monkeypatch.setattr("dejavu.runtime.gradients.held_out.held_out_examples", lambda workload: (inputs, targets))
+    module = build_layers(workload, DRAW, torch.device("cpu"))
+    for weight in module.parameters():
+        weight.grad = torch.zeros_like(weight)
+    gradient, size = HeldOutGradient(workload, module, torch.device("cpu")), workload.microbatch_size
+    for step in range(12):
+        turn = step // 2  # `held_out_every` of the rule
+        if example in [(turn * size + k) % len(inputs) for k in range(size)]:
+            with pytest.raises(DivergedError, match=f"judges replicas in step {step + 1}, is not finite; wanted held-"):
+                gradient(step)
+        else:
+            assert gradient(step).isfinite().all()
 
 
 def test_what_is_known_of_replicas_goes_with_their_devices() -> None:

@@ -53,6 +53,7 @@ from dejavu.track.database import upgrade_database
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
 from flows.__main__ import app
+from flows.upkeep.backup import backup, restore
 from tasks import recording
 from tasks.recording import HELD_OUT_LOSS, record_model, record_training, record_trials
 from tests.conftest import TINY
@@ -377,6 +378,15 @@ def test_a_run_is_found_by_what_people_have_of_it(project: Path) -> None:
     client_of(project).delete_run(resumed.run_id)
 
 
+@pytest.mark.parametrize("model", ["hf:models/tiny", "own.module:factory", "hf:/a folder/it's ü", "hf:../tiny/"])
+def test_a_run_is_found_by_its_whole_name_whatever_the_model_is_called(model: str, tmp_path: Path) -> None:
+    for number in range(2):
+        with Tracker.open(tmp_path, f"{model} on two nodes, {number}") as run:
+            found = find_run(tmp_path, run.name)
+            assert (found.run_id, found.name) == (run.run_id, run.name)
+    assert find_run(tmp_path, f"{model} on two nodes, 0").run_id != find_run(tmp_path, "last").run_id
+
+
 def test_a_run_that_is_not_there_is_answered_with_the_likest(project: Path, tmp_path: Path) -> None:
     first = runs(project)[-1]
     changed = first.run_id[:11] + ("0" if first.run_id[11] != "0" else "1")
@@ -401,6 +411,75 @@ def test_the_report_is_found_or_it_is_said_why_there_is_none(project: Path) -> N
     assert report_of(project, third).read_text() == "<p>third</p>"
     with pytest.raises(InputError, match=rf"run {second.run_id[:8]} \(gpt here, 2\) has no report: it ended as FAILED"):
         report_of(project, second)
+
+
+def with_records(folder: Path) -> None:
+    """Write a run with a report and a registered model, of which MLflow has whole paths."""
+    write_json(folder / ".dejavu" / "runs" / "0f0f0f0f-1" / "job.json", {})
+    with Tracker.open(folder, "one", tags={"dejavu.folder": f"{folder}/.dejavu/runs/0f0f0f0f-1"}) as run:
+        run.artifact_text("report/report.html", "<p>one</p>")
+    client, run_id = client_of(folder), str(run.run_id)
+    experiment = client.get_experiment_by_name("dejavu").experiment_id
+    logged = client.create_logged_model(experiment, name="gpt", source_run_id=run_id, model_type="pytorch")
+    (folder / "weights").write_text("1 2 3")
+    client.log_model_artifact(logged.model_id, str(folder / "weights"))
+    client.create_registered_model("gpt")
+    client.create_model_version("gpt", logged.artifact_location, run_id, model_id=logged.model_id)
+
+
+def check_records(folder: Path) -> None:
+    """Check that all of it is read where the folder is now, and that new runs are recorded there."""
+    (one,) = runs(folder)
+    assert report_of(folder, one) == folder / "mlartifacts" / one.run_id / "artifacts" / "report" / "report.html"
+    assert one.folder == str(folder / ".dejavu" / "runs" / "0f0f0f0f-1")
+    client = client_of(folder)
+    (version,) = client.search_model_versions()
+    (output,) = client.search_logged_models([client.get_experiment_by_name("dejavu").experiment_id])
+    places = {version.source, client.get_model_version_download_uri("gpt", "1"), output.artifact_location}
+    assert places == {f"{(folder / 'mlartifacts').as_uri()}/models/{output.model_id}/artifacts"}
+    with Tracker.open(folder, "two") as run:
+        run.artifact_text("report/report.html", "<p>two</p>")
+    assert run.artifact_folder == folder / "mlartifacts" / str(run.run_id) / "artifacts"
+    assert report_of(folder, find_run(folder, "last")).read_text() == "<p>two</p>"
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "restored"])
+def test_a_project_s_records_follow_its_folder(how: str, tmp_path: Path) -> None:
+    old, new = tmp_path / "it's 50% ü #1", tmp_path / "a new" / "place"
+    with_records(old)
+    if how == "restored":
+        backup(old, tmp_path / "all.tar")
+        new.mkdir(parents=True)
+        old.rename(tmp_path / "gone")
+        restore(new, tmp_path / "all.tar")
+    else:
+        new.parent.mkdir()
+        (shutil.copytree if how == "copied" else shutil.move)(old, new)
+    upgrade_database(new / "mlflow.db")  # as `dejavu up` does before its server opens it
+    check_records(new)
+    assert old.exists() == (how == "copied")
+    if old.exists():
+        check_records(old)
+
+
+@pytest.mark.parametrize("has_a_folder", [False, True])
+def test_records_that_projects_share_stay_where_they_are(
+    has_a_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after there is an artifact, also where artifacts of another database are beside theirs."""
+    shared, first, second = (tmp_path / name for name in ("shared", "first", "second"))
+    for folder in (shared, first, second):
+        folder.mkdir()
+    if has_a_folder:
+        (shared / "mlartifacts").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shared / 'mlflow.db'}")
+    for number, project in enumerate((first, second, first)):
+        with Tracker.open(project, f"run {number}") as run:
+            assert run.artifact_folder == first / "mlartifacts" / str(run.run_id) / "artifacts"
+            if number:
+                run.artifact_text("report/report.html", f"<p>{number}</p>")
+        assert find_run(project, "last").run_id == run.run_id
+    assert report_of(second, find_run(second, "run 1")).read_text() == "<p>1</p>"
 
 
 def test_a_server_that_does_not_answer_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.processes.files import write_json
 from dejavu.init import Draw
-from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
 from dejavu.trials import TrialSpec, remembered_reference
 from dejavu.workload import Workload
+from tasks.training import read_job
 from tests.conftest import TINY
 from tests.launching import job_of
 
@@ -53,6 +57,30 @@ def test_from_a_trial_s_state_it_is_the_same_training(from_trial: TrainingJob, t
     for _ in range(2):
         assert remembered_reference(from_trial, tmp_path / "trials") == whole[STEPS:]
     assert len(kept(tmp_path / "trials")) == 1
+
+
+@pytest.mark.parametrize("name", ["there", "a folder", "it's 50% ü"])
+@pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
+def test_a_training_finds_its_start_where_its_project_is_now(name: str, is_copied: bool, tmp_path: Path) -> None:
+    """Its trial's state moves with the project; where a training's folder alone is moved, it stays where it was."""
+    old, new = tmp_path / "here", tmp_path / name / "deep"
+    state = old / ".dejavu" / "trials" / "0f-2.safetensors"
+    job = replace(job_of(TINY, old / ".dejavu" / "runs" / "7"), start_from=str(state), first_step=STEPS)
+    job.write()
+    write_json(state, {})
+    shutil.copytree(old / ".dejavu" / "runs" / "7", tmp_path / "alone")
+    assert TrainingJob.read(tmp_path / "alone" / "job.json", tmp_path / "alone").start_from == str(state)
+    new.parent.mkdir()
+    (shutil.copytree if is_copied else shutil.move)(old, new)
+    folder = new / ".dejavu" / "runs" / "7"
+    launched = TrainingJob.read(folder / "job.json", folder)
+    for found in (launched, resumed(folder, TINY, job.binding), read_job.fn(folder)):
+        assert (found.folder, found.start_from) == (str(folder), str(new / ".dejavu" / "trials" / state.name))
+    assert earlier_training(folder, TINY).step == STEPS
+    (new / ".dejavu" / "trials" / state.name).unlink()
+    if not is_copied:
+        with pytest.raises(InputError, match=r"has no checkpoint, and .*0f-2\.safetensors, the trial's state"):
+            earlier_training(folder, TINY)
 
 
 def changed(workload: Workload, **fields: object) -> Workload:

@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -52,6 +53,7 @@ from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
+from tasks.recording import _figures_of
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 NUM_TRIALS, TRIAL_STEPS, NUM_STEPS = 6, 8, 30
@@ -611,6 +613,35 @@ def test_what_is_held_out_is_a_line_of_its_own(run: ReportData, tried: bool) -> 
         assert "on what is held out" in axes.get_legend_handles_labels()[1]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_losses_of_winner_and_training_are_inside_the_picture(run: ReportData, seed: int) -> None:
+    """Those on what is held out, too, which a training that learns its examples by heart lets rise above all others."""
+    rng = np.random.default_rng(seed)
+    rises = rng.uniform(0.0, 9.0, NUM_STEPS).tolist()
+    rows = [Evaluation(step, rises[step]) for step in range(TRIAL_STEPS, NUM_STEPS, 1 + seed % 3)]
+    rows += [Evaluation(NUM_STEPS, math.inf)] if seed % 2 else []
+    (axes,) = losses_figure(run.trials, run.winner, replace(run.training, evaluations=tuple(rows))).axes
+    low, high = axes.get_ylim()
+    shown = [*run.losses, *(row.loss for row in rows if math.isfinite(row.loss))]
+    assert low <= min(shown) and max(shown) <= high
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_picture_table_and_page_have_one_loss_of_the_winner_and_its_name(run: ReportData, count: int) -> None:
+    score = 3.14159
+    winner = replace(run.winner, score=score)
+    tried = replace(run.tried, winner=winner, results=(winner, *run.trials)[:count])
+    found = replace(run, tried=tried)
+    assert f"the best of {count}: running loss 3.1416" in printed(found)
+    assert "their running loss, the mean over their last steps. The winner's is 3.1416" in Page(page(found)).text
+    what = "1 initialization" if count == 1 else f"{count} initializations"
+    said = f"The best of {what}: running loss 3.142 after {len(winner.losses)} steps"
+    figure = losses_figure(tried.results, winner, run.training)
+    assert said in texts(figure)
+    figure.canvas.draw()
+    assert figure.axes[0]._left_title.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_a_suspected_replica_is_a_line_of_the_summary(run: ReportData) -> None:
     suspect = Suspect(1, 2, 5, "alpha", 3, 9, 39, 28, 30, 4.04)
     run = replace(run, training=replace(run.training, suspects=(suspect,)))
@@ -644,20 +675,30 @@ def test_no_legend_covers_the_losses(run: ReportData, kind: Draw) -> None:
     assert drawn.height > 0.4 * figure.bbox.height
 
 
-@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS])
+@pytest.mark.parametrize("first_step", [0, 1, TRIAL_STEPS, TRIAL_STEPS + 5])
 @pytest.mark.parametrize("tried", [True, False], ids=["trials", "resumed"])
 def test_the_first_loss_says_of_which_step_it_is(run: ReportData, tried: bool, first_step: int) -> None:
-    """A resumed training knows its losses from its own first step on, and no longer those of its trials."""
+    """A resumed training knows its losses from its own first step on, and no longer those of its trials.
+
+    So does one whose first lines of progress are lost.
+    """
     losses = tuple(7.0 - 0.125 * step for step in range(first_step, NUM_STEPS))
     training = replace(run.training, losses=losses, first_step=first_step)
     found = replace(run, training=training, tried=run.tried if tried else None)
     assert found.num_trained_steps == NUM_STEPS
-    first, step = (run.winner.losses[0], 1) if tried and first_step else (losses[0], first_step + 1)
+    is_whole = tried and 0 < first_step <= TRIAL_STEPS
+    first, step = (run.winner.losses[0], 1) if is_whole else (losses[0], first_step + 1)
     began = "at first" if step == 1 else f"in step {step}"
     for text in (printed(found), note_markdown(found, "dejavu run", "")):
         assert f"{first:.4f} {began}, {losses[-1]:.4f} after {NUM_STEPS} steps" in text
     said = f"Training loss {losses[-1]:.4f} of the last batch, step {NUM_STEPS}; {first:.4f} at step {step}"
     assert said in Page(page(found)).text
+    if tried:
+        lines = losses_figure(found.trials, found.winner, training).axes[0].lines
+        (line,) = (one for one in lines if one.get_label() == "pipelined training from there")
+        drawn = dict(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True))
+        known = dict(enumerate(losses, first_step + 1))
+        assert drawn == ({first_step: run.winner.losses[first_step - 1]} if is_whole else {}) | known
 
 
 @pytest.mark.parametrize(
@@ -683,6 +724,35 @@ def test_the_page_says_how_often_the_schedule_runs_in_a_step(run: ReportData, ru
     workload = run.workload.model_copy(update={"accumulate": runs})
     counts = in_microbatches(run.plan.num_microbatches, runs)
     assert f"batch {workload.batch_size} in {counts} · schedule" in Page(page(replace(run, workload=workload))).text
+
+
+def own(factory: str, num_classes: int) -> dict[str, Any]:
+    settings = {"factory": f"tests.own_data:{factory}", "options": {"count": 50}, "num_classes": num_classes}
+    return {"data": "examples", "examples": settings}
+
+
+@pytest.mark.parametrize(
+    ("data", "tokens_of_an_example"),
+    [
+        ({}, 32),
+        ({"data": "digits"}, None),
+        (own("rows", 3), None),
+        (own("masks", 3), None),
+        (own("successors", 8), 1),
+    ],
+    ids=["text", "images", "rows", "a class for each number", "single tokens"],
+)
+def test_mlflow_is_told_tokens_a_second_where_the_page_is(
+    run: ReportData, data: dict[str, Any], tokens_of_an_example: int | None
+) -> None:
+    workload = Workload.model_validate({"model": "gpt", "batch_size": 16, "sequence_length": 32, **data})
+    found = replace(run, workload=workload)
+    _, figures = _figures_of(found)
+    each = 1 if tokens_of_an_example is None else tokens_of_an_example
+    wanted = "examples_per_second" if tokens_of_an_example is None else "tokens_per_second"
+    assert figures[wanted] == pytest.approx(16 * each / run.training.step_seconds)
+    assert len({"examples_per_second", "tokens_per_second"} & figures.keys()) == 1
+    assert found.rate_range[1] == ("samples" if tokens_of_an_example is None else "tokens")
 
 
 def test_figures_say_what_they_show(run):

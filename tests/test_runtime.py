@@ -30,12 +30,14 @@ from dejavu.profiling.layers import LOOP, Conditions, measure_layers
 from dejavu.profiling.links import SIZES_BYTES, measure_link
 from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
+from dejavu.runtime.job.export import kept_checkpoint
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, read_checkpoint, read_trial
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import layers_of
+from tasks.training import read_job
 from tests.conftest import TINY, local_binding
 from tests.launching import once, runtime_processes
 
@@ -338,9 +340,10 @@ def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Wo
     whole = json.loads(path.read_text())
     for damaged in ("", path.read_text()[:200], "[]", "{}", json.dumps({**whole, "workload": {"model": 7}}), "null"):
         path.write_text(damaged)
-        with pytest.raises(InputError, match=r"job\.json cannot be read") as refused:
-            earlier_training(run, tiny)
-        assert "\n" not in str(refused.value)
+        for read in (lambda: earlier_training(run, tiny), lambda: read_job.fn(run), lambda: kept_checkpoint(run, None)):
+            with pytest.raises(InputError, match=r"job\.json cannot be read.*; wanted the file") as refused:
+                read()
+            assert "\n" not in str(refused.value)
     path.write_text(json.dumps(whole))
     gone = tmp_path / "trials" / "a-10.safetensors"
     path.write_text(json.dumps({**whole, "start_from": str(gone)}))

@@ -1,7 +1,9 @@
+import errno
 import json
 import logging
 import math
 import os
+import random
 import signal
 import socket
 import sqlite3
@@ -345,6 +347,49 @@ def test_a_record_that_a_full_disk_cut_off_takes_no_other_with_it(project, close
     assert run.info.status == "FINISHED"
     assert ("2 of the 8 MLflow records" in caplog.text) == bool(lost)
     assert not spool(project)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_recorded_after_a_full_disk_has_room_again_is_there(project, monkeypatch, caplog, seed):
+    """While MLflow fails and the disk is full records are lost, each with a warning; none before, and none after."""
+    apply, rng, fails = Server.apply, random.Random(seed), {"mlflow": False, "disk": False}
+
+    def failing(self, entry, **options):
+        if fails["mlflow"]:
+            raise sqlite3.OperationalError("database or disk is full")
+        apply(self, entry, **options)
+
+    def on_disk(real):
+        def called(path, *words, **options):
+            reads = "r" in (*words, options.get("mode")) or "rb" in words
+            if fails["disk"] and "mlflow-spool" in str(path) and not reads:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return real(path, *words, **options)
+
+        return called
+
+    monkeypatch.setattr(Server, "apply", failing)
+    monkeypatch.setattr("dejavu.track.spool.RETRY_SECONDS", 0.0)
+    for name in ("mkdir", "open"):
+        monkeypatch.setattr(Path, name, on_disk(getattr(Path, name)))
+    wanted = {}
+    fails.update(mlflow=seed % 2 == 0, disk=seed % 4 == 0)  # also from the beginning
+    with Tracker.open(project, "flow") as tracker:
+        for number in range(12):
+            with tracker.child(f"part {number}") as run:
+                run.metric("before", 1.0)
+                fails.update(mlflow=rng.random() < 0.6, disk=rng.random() < 0.6)
+                run.metric("after", float(number))
+                wanted[run.name] = None if fails["mlflow"] and fails["disk"] else number
+                if rng.random() < 0.5:
+                    fails.update(mlflow=False, disk=False)
+        fails.update(mlflow=False, disk=False)
+        tracker.metric("last", 1.0)
+    found = all_runs(project)
+    assert found["flow"].data.metrics == {"last": 1.0} and found["flow"].info.status == "FINISHED"
+    for name, number in wanted.items():
+        assert name in found and found[name].data.metrics.get("after") == number, name
+    assert not spool(project) and "they are left" not in caplog.text and "refused" not in caplog.text
 
 
 def test_records_of_another_server_are_left(project, monkeypatch):

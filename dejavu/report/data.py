@@ -381,19 +381,23 @@ class ReportData:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """All losses from the first step: the winning trial's, then the training's."""
+        """All losses, one after another: the winning trial's, then the training's, where none between them is lost."""
+        return self._losses_before + (self.training.losses if self.training is not None else ())
+
+    @property
+    def _losses_before(self) -> tuple[float, ...]:
+        """The winning trial's losses, up to the step from which the training's are known; none where some are lost."""
         before = self.winner.losses if self.winner else ()
         if self.training is None:
             return before
-        return before[: self.training.first_step] + self.training.losses
+        return before[: self.training.first_step] if len(before) >= self.training.first_step else ()
 
     @property
     def first_loss_step(self) -> int:
         """The step of `losses[0]`, counted from 1: a training that was resumed does not know its trials' losses."""
         if self.training is None:
             return 1
-        before = self.winner.losses if self.winner else ()
-        return 1 + max(0, self.training.first_step - len(before))
+        return 1 + self.training.first_step - len(self._losses_before)
 
     @property
     def num_trained_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dejavu.foundation.units import format_seconds, scale_of_seconds
+from dejavu.foundation.units import format_seconds, plural, scale_of_seconds
 from dejavu.report.timeline import IDLE, PASSES, Work, simulated_timeline
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulation import Simulation
@@ -36,7 +37,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
     """Plot the losses of all trials until they stopped, of the winner, and of the training that continues it."""
     figure = _figure(4.4)
     axes = figure.subplots()
-    label: str | None = f"the other {len(trials) - 1} trials"
+    label: str | None = f"the other {plural(len(trials) - 1, 'trial')}"
     for trial in trials:
         if trial.draw == winner.draw or not trial.losses:
             continue
@@ -45,12 +46,14 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
         label = None
     count = len(winner.losses)
     axes.plot(range(1, count + 1), winner.losses, color=CHOSEN, linewidth=2, label=f"the best: {winner.draw}", zorder=3)
-    title = f"The best of {len(trials)} initializations reached {winner.losses[-1]:.3g} in {count} steps"
+    which, after = plural(len(trials), "initialization"), plural(count, "step")
+    title = f"The best of {which}: running loss {winner.score:.4g} after {after}"
     if training is not None and training.losses:
         before = winner.losses[: training.first_step]
         steps = np.arange(training.first_step, training.first_step + len(training.losses)) + 1
-        losses = np.array([*before[-1:], *training.losses])
-        steps = np.concatenate([steps[:1] - 1, steps]) if before else steps
+        goes_on = 0 < training.first_step == len(before)  # no loss between them is lost
+        losses = np.array([*(before[-1:] if goes_on else ()), *training.losses])
+        steps = np.concatenate([steps[:1] - 1, steps]) if goes_on else steps
         axes.plot(
             steps, losses, color=COLORS[Work.BACKWARD], linewidth=2, label="pipelined training from there", zorder=2
         )
@@ -65,7 +68,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
                 zorder=4,
             )
         axes.axvline(training.first_step + 0.5, color=INK, linewidth=0.8, linestyle=":")
-        title += f"; training took it to {training.losses[-1]:.3g}"
+        title += f"; last batch of the training: {training.losses[-1]:.4g}"
     axes.set_ylim(*_readable_limits(trials, winner, training))
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
@@ -81,6 +84,8 @@ def _readable_limits(
 ) -> tuple[float, float]:
     """Return limits from the lowest loss to the typical trial's first; a trial that diverges leaves the picture."""
     shown = [*winner.losses, *(training.losses if training else ())]
+    if training and training.losses:
+        shown += [row.loss for row in training.evaluations if math.isfinite(row.loss)]
     firsts = [trial.losses[0] for trial in trials if trial.losses]
     top, bottom = max(*shown, float(np.median(firsts))), min(shown)
     margin = 0.06 * (top - bottom) or 0.1

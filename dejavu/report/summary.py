@@ -59,7 +59,7 @@ def summary_rows(run: ReportData) -> Rows:
     rows.append(("costs", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))
     if run.trials and run.winner is not None:
         rows.append(
-            ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
+            ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: running loss {run.winner.score:.4f}")
         )
     if run.workload.pretrained:
         rows.append(("initialization", f"the saved weights in {folder_of(run.workload)}"))

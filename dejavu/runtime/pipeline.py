@@ -230,10 +230,21 @@ class Pipeline:
         """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
         if self._last is None:
             return None
-        mean = torch.stack(losses).sum().detach() / self._times_counted
+        own = torch.stack(losses).sum().detach() / self._times_counted
+        mean = own.clone()
         if self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
+            if self.workload.gradients.gathers and not mean.isfinite():
+                mean = self._of_finite(own, self._losses_group)
         return float(mean) / self.loss_scale
+
+    def _of_finite(self, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Return the mean loss of those replicas whose loss is a number; a rule leaves out the others' gradients."""
+        start, stop = self.layout.rows(self.place)
+        share = torch.full_like(own, (stop - start) / self.layout.microbatch_size)
+        both = torch.stack((own, share)) if own.isfinite() else torch.zeros(2).to(own)
+        dist.all_reduce(both, group=group)
+        return both[0] / both[1]
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""

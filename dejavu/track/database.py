@@ -12,14 +12,27 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
 
+EXPERIMENT = "dejavu"
+ARTIFACTS = "mlartifacts"  # the folder, beside a project's own database
 LOCK_SECONDS = 60.0  # a fresh database takes a few seconds to make
 
 log = logging.getLogger("dejavu.track")
+
+
+# Where MLflow's tables have the places of artifacts, those of registered models among them.
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
 
 
 class DatabaseError(DejavuError):
@@ -43,6 +56,7 @@ def alone_with(database: Path) -> Iterator[None]:
             found = _schema(connection)
         if found is not None:
             _upgrade(database, found)
+            _follow(database)
         yield
 
 
@@ -61,6 +75,46 @@ def upgrade_database(database: Path) -> None:
         raise DatabaseError(
             f"{database}.lock: another process has held it for {LOCK_SECONDS:g} s; wait for it, or end it"
         ) from None
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the folder of a `file:` URI; None: it is on a server."""
+    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+
+
+def artifacts_of(project: Path) -> str:
+    """Return where the artifacts of a project's own database are, as MLflow has it."""
+    return (project.resolve() / ARTIFACTS).as_uri()
+
+
+def move_artifacts(database: Path, old: str, new: str) -> None:
+    """Let a database's records point to the artifacts where they are now; MLflow itself keeps whole paths."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in _PLACES:
+            if any(column == row[1] for row in connection.execute(f"PRAGMA table_info({table})")):  # not in older ones
+                connection.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column} || '/', 1, ?) = ?",
+                    (new, len(old) + 1, len(old) + 1, f"{old}/"),
+                )
+
+
+def _follow(database: Path) -> None:
+    """Let records follow a project's folder that was moved or copied: its artifacts are beside its database.
+
+    A database that several projects share stays as it is: the first one's artifacts are where they were.
+    """
+    here = artifacts_of(database.parent)
+    with closing(sqlite3.connect(database)) as connection:
+        row = connection.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
+        before = local_path(row[0]) if row and row[0] else None
+        if before is None or row[0] == here or before.name != ARTIFACTS:
+            return
+        known = [run for (run,) in connection.execute("SELECT run_uuid FROM runs")]
+    came_along = any((database.parent / ARTIFACTS / run).is_dir() for run in known)
+    is_moved = not before.parent.is_dir() or (came_along and not before.is_dir())
+    is_copied = came_along and (before.parent / database.name).is_file()
+    if is_moved or is_copied:
+        move_artifacts(database, row[0], here)
 
 
 def _schema(connection: sqlite3.Connection) -> str | None:

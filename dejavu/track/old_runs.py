@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.track.server import EXPERIMENT, PARENT_TAG
+from dejavu.track.database import EXPERIMENT
+from dejavu.track.server import PARENT_TAG
 
 MODELS_TAG = "mlflow.modelVersions"  # of a run whose artifacts a registered model is
 RUNS_AT_ONCE = 200  # on one command line

@@ -69,7 +69,7 @@ def runs(project: Path, most: int = 20) -> list[RunSummary]:
         DejavuError: MLflow, or its database, does not answer.
     """
     server = Server(project)
-    return [] if server.is_empty else [_summary(run) for run in _search(server, most)]
+    return [] if server.is_empty else [_summary(project, run) for run in _search(server, most)]
 
 
 def find_run(project: Path, wanted: str) -> RunSummary:
@@ -84,7 +84,8 @@ def find_run(project: Path, wanted: str) -> RunSummary:
     if wanted == LAST:
         return known[0]
     word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
-    whole = [run for run in known if word and word in (run.run_id, run.flow_run, Path(run.folder).name, run.name)]
+    ids = [(run.run_id, run.flow_run, Path(run.folder).name) for run in known]
+    whole = [run for run, own in zip(known, ids, strict=True) if word and (word in own or wanted == run.name)]
     found = whole[:1] or [run for run in known if word and _begins(run, word)]  # a resumed folder has several: the last
     if len(found) > 1:
         raise InputError(f"{wanted!r} is the beginning of {len(found)} runs: {_listed(found)}; wanted more of one's id")
@@ -154,7 +155,7 @@ def _listed(found: list[RunSummary]) -> str:
     return ", ".join(f"{run.run_id[:8]} ({run.name})" for run in found[:most]) + more
 
 
-def _summary(run: MlflowRun) -> RunSummary:
+def _summary(project: Path, run: MlflowRun) -> RunSummary:
     tags, parameters, metrics = run.data.tags, run.data.params, run.data.metrics
     return RunSummary(
         run_id=run.info.run_id,
@@ -167,6 +168,12 @@ def _summary(run: MlflowRun) -> RunSummary:
         predicted_step_seconds=metrics.get("predicted_step_seconds"),
         measured_step_seconds=metrics.get("measured_step_seconds"),
         loss=metrics.get("loss"),
-        folder=tags.get(FOLDER_TAG, ""),
+        folder=_folder(project, tags.get(FOLDER_TAG, "")),
         flow_run=tags.get(FLOW_RUN_TAG, ""),
     )
+
+
+def _folder(project: Path, told: str) -> str:
+    """Return the folder of a training; where the project was moved or copied since, the one that it has now."""
+    here = project.resolve() / ".dejavu" / "runs" / Path(told).name
+    return str(here) if told and here.is_dir() else told

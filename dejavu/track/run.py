@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dejavu.track.database import local_path
 from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
-from dejavu.track.server import FAILURE_TAG, Server, local_path
+from dejavu.track.server import FAILURE_TAG, Server
 from dejavu.track.spool import Recorder
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from contextlib import nullcontext
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import below, which would send telemetry
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one file a bar, between the lines of a log
@@ -27,13 +26,12 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from dejavu.foundation.units import plural
-from dejavu.track.database import alone_with
+from dejavu.track.database import EXPERIMENT, alone_with, artifacts_of, local_path
 from dejavu.track.identity import HOST_TAG, KEY_TAG, PID_TAG, START_TAG, has_ended
 
 Entry = dict[str, Any]
 T = TypeVar("T")
 
-EXPERIMENT = "dejavu"
 # MLflow's pages then offer runs, charts and models; without it they take an experiment for a GenAI application's.
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
 FAILURE_TAG = "dejavu.failure"
@@ -237,7 +235,7 @@ class Server:
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is None:
             # A server has its own artifact store; a database file has none.
-            artifacts = (self.project / "mlartifacts").as_uri() if self.database is not None else None
+            artifacts = artifacts_of(self.project) if self.database is not None else None
             try:
                 made: str = client.create_experiment(EXPERIMENT, artifacts, tags={KIND_TAG: KIND})
                 return made
@@ -250,11 +248,6 @@ class Server:
         if KIND_TAG not in found.tags:
             client.set_experiment_tag(found.experiment_id, KIND_TAG, KIND)
         return found.experiment_id
-
-
-def local_path(uri: str) -> Path | None:
-    """Return the folder of a `file:` URI; None: it is on a server."""
-    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
 
 
 def _dataset(row: dict[str, Any]) -> DatasetInput:

@@ -36,6 +36,7 @@ class Recorder:
         self._mine = self.folder / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
         self._lock: FileLock | None = None  # held while there is a spool of our own
         self._retry_at = 0.0
+        self._unkept: list[Entry] = []  # runs that neither took: without them MLflow refuses all that is of them
         self._thread_lock = threading.RLock()
 
     @property
@@ -45,18 +46,23 @@ class Recorder:
     def record(self, entry: Entry) -> None:
         """Send the entry, or keep it if MLflow fails or has not received the earlier ones yet."""
         with self._thread_lock:
-            if self.is_spooling and time.monotonic() >= self._retry_at:
-                self._send_mine()
-            if not self.is_spooling:
-                try:
-                    self.server.apply(entry)
+            waiting, self._unkept = [*self._unkept, entry], []
+            for one in waiting:
+                self._take(one, again=one is not entry)
+
+    def _take(self, entry: Entry, *, again: bool) -> None:
+        if self.is_spooling and time.monotonic() >= self._retry_at:
+            self._send_mine()
+        if not self.is_spooling:
+            try:
+                self.server.apply(entry, again=again)
+                return
+            except Exception as error:  # MLflow's, its database's, the connection's: none may stop the flow
+                if is_refusal(error):
+                    log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
                     return
-                except Exception as error:  # MLflow's, its database's, the connection's: none may stop the flow
-                    if is_refusal(error):
-                        log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
-                        return
-                    self._begin(error)
-            self._keep(entry)
+                self._begin(error)
+        self._keep(entry)
 
     def catch_up(self) -> None:
         """Send what earlier processes could not, and close the runs of those that were killed."""
@@ -86,14 +92,13 @@ class Recorder:
             self._mine,
         )
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        with contextlib.suppress(OSError):
-            self._mine.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self._mine / "lock", thread_local=False)
-        with contextlib.suppress(OSError):
-            self._lock.acquire(timeout=0)
 
     def _keep(self, entry: Entry) -> None:
         try:
+            self._mine.mkdir(parents=True, exist_ok=True)
+            if self._lock is not None and not self._lock.is_locked:
+                self._lock.acquire(timeout=0)
             if entry["kind"] in HELD_IN:
                 held = HELD_IN[entry["kind"]]
                 source = Path(entry[held])
@@ -109,18 +114,24 @@ class Recorder:
                     file.write(b"\n")
                 file.write(f"{json.dumps(entry)}\n".encode())
         except OSError as error:
+            if entry["kind"] == "create":
+                self._unkept.append(entry)
+                return
             log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, _line(error))
 
     def _send_mine(self) -> bool:
         self._retry_at = time.monotonic() + RETRY_SECONDS
+        was_kept = self._mine.exists()  # where the disk was full, too, there is nothing to send
         try:
-            self._send(self._mine)
+            if was_kept:
+                self._send(self._mine)
         except Exception as error:
             log.debug("MLflow still fails: %s", _line(error))
             return False
         if self._mine.exists():
             return False
-        log.warning("MLflow at %s answers again and has the records that were kept", self.server.uri)
+        if was_kept:
+            log.warning("MLflow at %s answers again and has the records that were kept", self.server.uri)
         if self._lock is not None:
             self._lock.release()
         self._lock = None

@@ -116,8 +116,10 @@ def restore(project: Path, file: Path, *, force: bool = False, wait: bool = Fals
         tempfile.TemporaryDirectory(dir=project / STATE, prefix=".restore-") as scratch,
     ):
         names, contents = _extracted(file, Path(scratch))
-        if contents["project"] != str(project):
-            _move_artifacts(Path(scratch) / "mlflow.db", Path(contents["project"]), project)
+        if contents["project"] != str(project) and (Path(scratch) / "mlflow.db").is_file():
+            from dejavu.track.database import artifacts_of, move_artifacts  # with MLflow: seconds
+
+            move_artifacts(Path(scratch) / "mlflow.db", *map(artifacts_of, (Path(contents["project"]), project)))
         new = [name for name in names if not _is_same(Path(scratch) / name, project / name)]
         replaced = [name for name in new if (project / name).exists()]
         if replaced and not force:
@@ -283,16 +285,3 @@ def _put(new: Path, target: Path) -> None:
 
 def _is_same(new: Path, old: Path) -> bool:
     return old.is_file() and filecmp.cmp(new, old, shallow=False)
-
-
-def _move_artifacts(database: Path, old: Path, new: Path) -> None:
-    """Let MLflow's records point to the artifacts of the folder that they are restored into."""
-    if not database.is_file():
-        return
-    before, after = ((folder / "mlartifacts").as_uri() for folder in (old, new))
-    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-            connection.execute(
-                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                (after, len(before) + 1, len(before), before),
-            )

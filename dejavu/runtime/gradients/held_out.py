@@ -8,7 +8,7 @@ from dejavu.graphs.graph import DTYPES
 from dejavu.runtime.batches.held_out import held_out_examples
 from dejavu.runtime.gradients.sharded import ShardedGradients
 from dejavu.runtime.state import local_of
-from dejavu.runtime.training import Layers
+from dejavu.runtime.training import DivergedError, Layers
 from dejavu.workload import Workload
 from dejavu.workload.models import model_of
 
@@ -33,10 +33,21 @@ class HeldOutGradient:
         self._known: tuple[int, torch.Tensor] | None = None
 
     def __call__(self, step: int) -> torch.Tensor:
-        """Return the gradient of a step, all weights' one after another, or this rank's shards of them: (P,)."""
+        """Return the gradient of a step, all weights' one after another, or this rank's shards of them: (P,).
+
+        Raises:
+            DivergedError: it is not finite, so that nothing can be judged by it.
+        """
         turn = step // self._every
         if self._known is None or self._known[0] != turn:
-            self._known = turn, self._computed(turn)
+            found_P = self._computed(turn)
+            if not found_P.isfinite().all():
+                raise DivergedError(
+                    f"the gradient of held-out examples, by which gradients: zeno judges replicas in step {step + 1}, "
+                    "is not finite; wanted held-out examples whose loss is a number, a lower learning rate, or another "
+                    "rule"
+                )
+            self._known = turn, found_P
         return self._known[1]
 
     def _computed(self, turn: int) -> torch.Tensor:
@@ -56,7 +67,8 @@ class HeldOutGradient:
                 loss = self._loss(self._module(inputs[rows]), targets[rows])
                 if self._sharded is not None:
                     return self._sharded.alone(loss.float(), local_of(weights[0]))
-                found = torch.autograd.grad(loss.float(), weights)
+                # A master weight has a gradient from the beginning, and a layer may use a weight at times only.
+                found = torch.autograd.grad(loss.float(), weights, materialize_grads=True)
         finally:
             for part in trained:
                 part.training = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -107,11 +108,40 @@ class TrainingJob:
     @classmethod
     def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
         """Read a job, to run in its own folder or another."""
-        data = json.loads(path.read_text())
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            data["folder"] = str(folder.resolve())
-        return cls.from_dict(data)
+        job = cls.from_dict(json.loads(path.read_text()))
+        if folder is None:
+            return job
+        folder.mkdir(parents=True, exist_ok=True)
+        return job.moved_to(folder)
+
+    def moved_to(self, folder: Path) -> TrainingJob:
+        """Return the job as it runs in a folder, which may have been moved or copied, perhaps with its whole project.
+
+        The trial's state that it starts from is then looked for as far from the folder as it was.
+        """
+        before, now = Path(self.folder), folder.resolve()
+        if before.resolve() == now:
+            return self
+        job = replace(self, folder=str(now))
+        if self.start_from is None:
+            return job
+        there = Path(os.path.normpath(now / os.path.relpath(self.start_from, before)))
+        return replace(job, start_from=str(there)) if there.is_file() else job
+
+
+def job_in(folder: Path) -> TrainingJob:
+    """Read the job of a training's folder, as it runs where the folder is now.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = folder / "job.json"
+    try:
+        return TrainingJob.read(path).moved_to(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        raise InputError(
+            f"{path} cannot be read: {_why(error)}; wanted the file that a training of this version wrote"
+        ) from error
 
 
 def prepared_job(folder: Path) -> TrainingJob:
@@ -123,21 +153,10 @@ def prepared_job(folder: Path) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
-    job = _readable(path)
-    if Path(job.folder).resolve() == folder.resolve():
-        return job
-    job = replace(job, folder=str(folder.resolve()))
-    job.write()
+    job = job_in(folder)
+    if TrainingJob.read(path).folder != job.folder:
+        job.write()
     return job
-
-
-def _readable(path: Path) -> TrainingJob:
-    try:
-        return TrainingJob.read(path)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
-        raise InputError(
-            f"{path} cannot be read: {_why(error)}; wanted the file that a training of this version wrote"
-        ) from error
 
 
 def _why(error: Exception) -> str:
@@ -157,7 +176,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    before = _readable(path)
+    before = job_in(folder)
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
     free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
     free |= {"checkpoints", "gradients"}
@@ -174,8 +193,7 @@ def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
     Raises:
         InputError: as `earlier_job`.
     """
-    before, whole = earlier_job(folder, workload), str(folder.resolve())
-    return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
+    return replace(earlier_job(folder, workload), workload=workload, binding=binding, last_step=workload.num_steps)
 
 
 class Evaluation(NamedTuple):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import format_bytes
-from dejavu.runtime.job import TrainingJob, read_losses
+from dejavu.runtime.job import TrainingJob, job_in, read_losses
 from dejavu.runtime.state import (
     State,
     best_checkpoint,
@@ -123,10 +123,7 @@ def _job_of(training: Path) -> TrainingJob:
     path = training / "job.json"
     if not path.is_file():
         raise InputError(f"{training} has no training: {path} is not there; wanted a folder of .dejavu/runs")
-    try:
-        return TrainingJob.read(path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+    return job_in(training)
 
 
 def _check_room(folder: Path, needed_bytes: int) -> None:
