@@ -103,7 +103,8 @@ def problems_of(frame: pd.DataFrame) -> NDArray[np.object_]:
             problems[rows[list(wrong)]] = list(wrong.values())
         if operation == "conv":
             sound = rows[[problems[row] is None for row in rows]]
-            problems[sound] = _problems_of_convolutions(frame.iloc[sound])
+            if len(sound):
+                problems[sound] = _problems_of_convolutions(frame.iloc[sound])
     if "dtype" in frame.columns:
         dtypes = texts_of(frame["dtype"])
         for row in np.flatnonzero(~pd.Series(dtypes).isin(_DTYPES)):
