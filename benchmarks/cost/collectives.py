@@ -1,6 +1,7 @@
 """Collectives: sizes and meshes that were left out of a profile, predicted, with baselines on the same points.
 
-The profile is Alpa's (Parquet or pickle), or vidur's, whose networks have no such groups as share a card.
+The profile is Alpa's (Parquet or pickle), or vidur's (Parquet or its own CSV), whose networks have no such groups as
+share a card.
 
 Left out are (a) one size at a time, in all dtypes of one group, among sizes that lie inside the group's curve; the row
 `everywhere` leaves the size out of every group of the file instead; (b) one mesh at a time, groups that cross nodes
@@ -85,7 +86,7 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
         InputError: it is no such profile, or has no point of a collective.
     """
     profiles, dropped = dict[str, Profile](), Counter[str]()
-    if path.suffix == ".parquet" and holds_collectives(columns_of(path)):
+    if path.suffix in (".parquet", ".csv") and holds_collectives(columns_of(path)):
         profiles, dropped = _read(Vidur(), path)
     else:
         clusters = clusters_of(path)
