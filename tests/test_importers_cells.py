@@ -83,6 +83,16 @@ def test_a_bad_cell_of_a_csv_file_is_of_its_row_alone(name: str, tmp_path: Path)
             check_that_others_stay(Vidur(), path, row, others)
 
 
+@pytest.mark.parametrize("above", ["", "compute", "compute/compute", "compute/of/others"])
+@pytest.mark.parametrize("place", ["compute/a100", "compute/a100/llama", "compute/a100/meta/llama"])
+def test_the_folder_of_a_csv_names_its_device_wherever_it_lies(above: str, place: str, tmp_path: Path) -> None:
+    (folder := tmp_path / above / place).mkdir(parents=True)
+    vidur_lines().to_csv(folder / "mlp.csv", index=False)
+    rows, report = taken(Vidur(), folder / "mlp.csv")
+    assert len(rows) == 14 and not report.num_bad
+    assert all("'A100-SXM4-80GB'" in row for row in rows)
+
+
 @pytest.mark.parametrize("column", ["n_embd", "num_tokens", "num_tensor_parallel_workers"])
 def test_the_text_that_was_found_is_told(column: str, tmp_path: Path) -> None:
     (tmp_path / "a100").mkdir()

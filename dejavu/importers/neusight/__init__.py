@@ -49,7 +49,7 @@ class NeuSight(Importer):
         if "kind" in found and "e2e_ms" in found:
             raise InputError(
                 f"{file} holds whole models and their layers, which no plan looks up; wanted {_WANTED} (models are "
-                "compared with predictions by `python -m benchmarks.cost --models`)"
+                "compared with predictions by `python -m benchmarks.cost --kernels … --models … --devices …`)"
             )
         check_columns(file, found, _NEEDED)
         columns = [column for column in (*_NEEDED, "dtype", "torch", *_SIZES) if column in found]

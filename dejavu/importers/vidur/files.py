@@ -117,8 +117,9 @@ def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     """A line of mlp.csv has one number of tokens; its operators' shapes follow from the model's."""
     times = {name: f"time_stats.{name}.median" for name in OPERATORS if f"time_stats.{name}.median" in found}
     sources.check_columns(path, found, (*_COMPUTE_CSV, *(times.values() or ["time_stats.mlp_up_proj.median"])))
-    parts = path.resolve().parts
-    device = parts[parts.index("compute") + 1] if "compute" in parts[:-2] else path.resolve().parent.name
+    *above, folder, _ = path.resolve().parts  # the last folder named compute: others may lie above it
+    places = [place for place, part in enumerate(above) if part == "compute"]
+    device = [*above, folder][places[-1] + 1] if places else folder
     for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, *times.values())):
         problems = _wrong_sizes(frame)
         number = {column: numbers_of(frame[column]) for column in _SIZES}
