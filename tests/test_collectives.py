@@ -499,3 +499,25 @@ def test_vidurs_own_csv_says_what_its_parquet_says(tmp_path: Path, topology: str
     found, wanted = run(tmp_path / topology / "all_reduce.csv"), run(tmp_path / "network.parquet")
     assert found[1:] == wanted[1:]
     assert found[2]["points"] == {"all_reduce": 8}
+
+
+@pytest.mark.parametrize("names", [("b200_dgx", "a40_pairwise_nvlink"), ("lab [x]", "lab"), ("Ångström 9", "a100_dgx")])
+def test_networks_of_devices_that_nobody_knows_are_predicted_as_others(tmp_path: Path, names: tuple[str, str]) -> None:
+    from benchmarks.cost.collectives import run
+
+    def found(topologies: tuple[str, str]) -> list[dict[str, Any]]:
+        frames = [
+            pd.DataFrame({"size": [2**k for k in range(10, 18)], "num_workers": 2, "devices_per_node": 2}).assign(
+                collective="all_reduce", topology=topology, median_ms=lambda one, k=k: 0.02 + k * one["size"] / 1e7
+            )
+            for k, topology in enumerate(topologies, start=1)
+        ]
+        pd.concat(frames).to_parquet(tmp_path / "network.parquet")
+        _, rows, summary = run(tmp_path / "network.parquet")
+        assert set(summary["points"].values()) == {8} and len(summary["points"]) == 2 and not summary["dropped_points"]
+        return rows
+
+    def without_names(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(str({key: value for key, value in row.items() if key != "collective"}) for row in rows)
+
+    assert without_names(found(names)) == without_names(found(("a100_dgx", "h100_dgx")))

@@ -30,6 +30,7 @@ from dejavu.cost.collectives.points import Points, screened
 from dejavu.foundation.errors import InputError
 from dejavu.importers.alpa import OF_ANOTHER, Alpa
 from dejavu.importers.alpa.files import clusters_of
+from dejavu.importers.devices import DeviceNames
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives
 from dejavu.profiles.collective import Collective
@@ -38,6 +39,14 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 LEAST_CURVE = 3  # points that must be left of a curve to interpolate it
+
+
+@dataclass(frozen=True)
+class _OwnNames(DeviceNames):
+    """Devices that the catalogue does not have keep the file's names: a network is predicted from its own points."""
+
+    def resolve(self, found: str) -> str:
+        return self.found(found) or found or super().resolve(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +96,7 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
     """
     profiles, dropped = dict[str, Profile](), Counter[str]()
     if path.suffix in (".parquet", ".csv") and holds_collectives(columns_of(path)):
-        profiles, dropped = _read(Vidur(), path)
+        profiles, dropped = _read(Vidur(devices=_OwnNames()), path)
     else:
         clusters = clusters_of(path)
         for cluster in clusters:
