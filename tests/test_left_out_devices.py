@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.cost.device_table import device_types, one_spelling
+from benchmarks.cost.device_table import device_of, device_types, one_spelling
 from benchmarks.cost.kernels import KERNEL_COLUMNS, MODEL_COLUMNS, run
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight import problems_of
@@ -197,3 +197,27 @@ def test_convolutions_that_lack_a_column_are_bad_rows(column: str) -> None:
     sizes = dict.fromkeys(SIZE_COLUMNS["conv"], 3) | {"insize": 9}
     rows = pd.DataFrame([{"op": "conv", "latency_ms": 1.0, **sizes}] * 3).drop(columns=column)
     assert all(f"no column {column!r}" in problem for problem in problems_of(rows))
+
+
+@pytest.mark.parametrize("order", ["as it is", "the pair first"])
+def test_two_rows_of_one_name_are_two_devices_where_their_files_say_so(tmp_path: Path, order: str) -> None:
+    """NeuSight's list has a pair of H100 under the name of one; what a pair took is no time of one."""
+    rng = np.random.default_rng(0)
+    names = ["Tesla T4", "NVIDIA H100 80GB HBM3"]
+    pair = "NVIDIA H100 80GB HBM3,160,6860,132,128,1980,100,NVIDIA_H100_80GB_HBM3_TP,1979000\n"
+    head, *rows = DEVICES.splitlines(keepends=True)
+    (path := tmp_path / "devices.csv").write_text(
+        "".join([head, *([pair, *rows] if order != "as it is" else [*rows, pair])])
+    )
+    table = device_types(path)
+    for name in ("H100", *SPELLINGS[names[1]], names[1]):
+        assert device_of(name, table, path).memory_bytes_per_second == 3430e9
+    both = device_of("NVIDIA_H100_80GB_HBM3_TP", table, path)
+    assert both.memory_bytes_per_second == 6860e9 and both.name == "NVIDIA_H100_80GB_HBM3_TP"
+    totals = models(names)
+    of_pair = totals[totals["device"] == names[1]].assign(device="NVIDIA_H100_80GB_HBM3_TP")
+    kernels(rng, names).to_parquet(tmp_path / "kernels.parquet")
+    pd.concat([totals, of_pair]).to_parquet(tmp_path / "models.parquet")
+    _, found_rows, summary = run(tmp_path / "kernels.parquet", tmp_path / "models.parquet", path, "", "")
+    assert sum(row["table"] == "model" for row in found_rows) == 2
+    assert summary["models_of_devices_without_kernels"] == {"NVIDIA_H100_80GB_HBM3_TP": 2}
