@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dejavu.foundation.errors import DejavuError, InputError
@@ -85,16 +86,16 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path | None) -> None:
     """Prints the rows as a table with the summary below, and writes the result as a file if asked to."""
     console = Console() if sys.stdout.isatty() else Console(width=CHARACTERS_IN_A_FILE)
-    table = Table(title=title)
+    table = Table(title=escape(title))  # names of plans, devices and models may have brackets, which rich would read
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        table.add_column(escape(column.replace("_", " ")), justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(_shown(row.get(column)) for column in columns))
+        table.add_row(*(escape(_shown(row.get(column))) for column in columns))
     console.print(table)
     for name, value in summary.items():
-        console.print(f"{name.replace('_', ' ')}: {_shown(value)}", highlight=False)
+        console.print(f"{name.replace('_', ' ')}: {_shown(value)}", highlight=False, markup=False)
     if json_path is not None:
         write(rows, summary, json_path)
 

@@ -394,7 +394,7 @@ def plan(
 def import_(
     context: typer.Context,
     format: Annotated[str, typer.Argument(help="what wrote it")],
-    path: Annotated[Path, typer.Argument(help="the file, or for metis the folder")],
+    path: Annotated[Path, typer.Argument(help="the file, or a folder of such files")],
     database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
     device: Annotated[
         list[str] | None,

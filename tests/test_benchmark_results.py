@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks._report import report_table
+from benchmarks._report import report, report_table
 
 
 def never() -> None:
@@ -33,3 +33,12 @@ def test_the_file_says_what_the_table_says(tmp_path: Path, place: str) -> None:
         report_table(lambda: ("title", rows, {"mape_percent": 1.23456789}), tmp_path / place)
     found = json.loads((tmp_path / place).read_text())
     assert found["rows"] == rows and found["summary"] == {"mape_percent": 1.23456789}
+
+
+@pytest.mark.parametrize(
+    "name", ["lab [a100]", "[/b] of lab", "a [bold]plan[/bold]", "[red]", "back\\slash\\", "[[x]]"]
+)
+def test_names_with_brackets_are_shown_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report(f"about {name}", [{name: name, "rows": 1}], {name: f"in {name}", "all": [name]}, None)
+    shown = capsys.readouterr().out
+    assert shown.count(name) == 5 + (repr(name)[1:-1] == name)

@@ -19,7 +19,7 @@ from benchmarks.search.generate import Shape
 from benchmarks.search.generated import heterogeneous as mixed_problem
 from benchmarks.search.generated import operators
 from benchmarks.search.pareto import optimum
-from benchmarks.search.runs import Run
+from benchmarks.search.runs import Run, chosen
 from dejavu.importers.alpa.cases import load_case
 from dejavu.plans import Infeasible, NotFound, Obstacle, SearchResult, check, solved
 from dejavu.search import Exact, Uniform
@@ -39,6 +39,12 @@ def run(main: Callable[..., None], *words: str) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.mark.parametrize("names", ["exact,coarse", " exact , coarse", "exact,,coarse,"])
+def test_searches_are_named_with_commas_and_blanks(names: str) -> None:
+    assert list(chosen(names, ("mcmc",))) == ["exact", "coarse"]
+    assert list(chosen(" ", ("mcmc",))) == ["mcmc"]
 
 
 VALUES = {

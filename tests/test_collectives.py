@@ -484,3 +484,40 @@ def test_clusters_of_one_file_are_left_out_of_apart(tmp_path: Path, names: list[
         own = run(tmp_path / "one.parquet")[1]
         wanted = [{**row, "collective": name} for row in own]
         assert [row for row in rows if row["collective"] == name] == wanted
+
+
+@pytest.mark.parametrize("topology", ["a100_dgx", "a40_pairwise_nvlink", "h100_dgx", "h100_pairwise_nvlink"])
+def test_vidurs_own_csv_says_what_its_parquet_says(tmp_path: Path, topology: str) -> None:
+    from benchmarks.cost.collectives import run
+
+    frame = pd.DataFrame({"size": [2**k for k in range(10, 18)], "num_workers": 2, "devices_per_node": 2})
+    frame = frame.assign(collective="all_reduce", topology=topology, median_ms=0.02 + frame["size"] / 1e7)
+    frame.to_parquet(tmp_path / "network.parquet")
+    (tmp_path / topology).mkdir()
+    own = frame.drop(columns="topology").rename(columns={"median_ms": "time_stats.all_reduce.median"})
+    own.to_csv(tmp_path / topology / "all_reduce.csv", index=False)
+    found, wanted = run(tmp_path / topology / "all_reduce.csv"), run(tmp_path / "network.parquet")
+    assert found[1:] == wanted[1:]
+    assert found[2]["points"] == {"all_reduce": 8}
+
+
+@pytest.mark.parametrize("names", [("b200_dgx", "a40_pairwise_nvlink"), ("lab [x]", "lab"), ("Ångström 9", "a100_dgx")])
+def test_networks_of_devices_that_nobody_knows_are_predicted_as_others(tmp_path: Path, names: tuple[str, str]) -> None:
+    from benchmarks.cost.collectives import run
+
+    def found(topologies: tuple[str, str]) -> list[dict[str, Any]]:
+        frames = [
+            pd.DataFrame({"size": [2**k for k in range(10, 18)], "num_workers": 2, "devices_per_node": 2}).assign(
+                collective="all_reduce", topology=topology, median_ms=lambda one, k=k: 0.02 + k * one["size"] / 1e7
+            )
+            for k, topology in enumerate(topologies, start=1)
+        ]
+        pd.concat(frames).to_parquet(tmp_path / "network.parquet")
+        _, rows, summary = run(tmp_path / "network.parquet")
+        assert set(summary["points"].values()) == {8} and len(summary["points"]) == 2 and not summary["dropped_points"]
+        return rows
+
+    def without_names(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(str({key: value for key, value in row.items() if key != "collective"}) for row in rows)
+
+    assert without_names(found(names)) == without_names(found(("a100_dgx", "h100_dgx")))

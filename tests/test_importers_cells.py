@@ -83,6 +83,16 @@ def test_a_bad_cell_of_a_csv_file_is_of_its_row_alone(name: str, tmp_path: Path)
             check_that_others_stay(Vidur(), path, row, others)
 
 
+@pytest.mark.parametrize("above", ["", "compute", "compute/compute", "compute/of/others"])
+@pytest.mark.parametrize("place", ["compute/a100", "compute/a100/llama", "compute/a100/meta/llama"])
+def test_the_folder_of_a_csv_names_its_device_wherever_it_lies(above: str, place: str, tmp_path: Path) -> None:
+    (folder := tmp_path / above / place).mkdir(parents=True)
+    vidur_lines().to_csv(folder / "mlp.csv", index=False)
+    rows, report = taken(Vidur(), folder / "mlp.csv")
+    assert len(rows) == 14 and not report.num_bad
+    assert all("'A100-SXM4-80GB'" in row for row in rows)
+
+
 @pytest.mark.parametrize("column", ["n_embd", "num_tokens", "num_tensor_parallel_workers"])
 def test_the_text_that_was_found_is_told(column: str, tmp_path: Path) -> None:
     (tmp_path / "a100").mkdir()
@@ -91,6 +101,56 @@ def test_the_text_that_was_found_is_told(column: str, tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "a100" / "mlp.csv", index=False)
     with pytest.raises(InputError, match=f"row 1: {column} is 'abc'; wanted a whole number"):
         import_profile(Vidur(), tmp_path / "a100" / "mlp.csv", ProfileDatabase(tmp_path / "db"))
+
+
+TRUE, FALSE = ("True", "true", " TRUE", "1", "1.0"), ("False", "false", "FALSE ", "0", "0.0")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_whether_an_mlp_is_gated_is_read_however_it_is_written(form: str, seed: int, tmp_path: Path) -> None:
+    """A gated one's first product is twice as wide; cells that say neither are bad rows, and never taken for no."""
+    rng = np.random.default_rng(seed)
+    gated = rng.integers(2, size=2).astype(bool)
+
+    def found(cells: list[Any], where: str) -> set[str]:
+        (tmp_path / where / "a100").mkdir(parents=True)
+        path = tmp_path / where / "a100" / f"mlp.{form}"
+        if form == "csv":
+            vidur_lines().assign(use_gated_mlp=cells).to_csv(path, index=False)
+        else:
+            frame = vidur_operators().drop(columns="model").assign(use_gated_mlp=np.repeat(np.array(cells, object), 3))
+            frame.to_parquet(path)
+        return taken(Vidur(), path)[0]
+
+    wanted = found(gated.tolist(), "as they are")
+    kinds = {kind: sum(f"'elementwise {kind}'" in row for row in wanted) for kind in ("silu_and_mul", "gelu")}
+    assert kinds == {"silu_and_mul": gated.sum(), "gelu": 2 - gated.sum()}
+    texts = [str(rng.choice(TRUE if one else FALSE)) for one in gated]
+    assert found(texts, "texts") == wanted
+    if form == "csv":
+        for number, cell in enumerate((None, "yes", "2", "nan")):
+            others = found([cell, texts[1]], f"bad {number}")
+            assert others < wanted and others
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flags_of_alpas_points_are_read_however_they_are_written(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    path, frame = tmp_path / "points.parquet", alpa_points(tmp_path)
+    frame.to_parquet(path)
+    wanted, report = taken(Alpa(), path)
+    for flag in ("is_noop", "is_monotone_clamped", "failed"):
+        frame[flag] = [str(rng.choice(TRUE if one else FALSE)) for one in frame[flag]]
+    frame.to_parquet(path)
+    again, found = taken(Alpa(), path)
+    assert again == wanted and found.skipped == report.skipped and not found.num_bad
+    row = int(rng.integers(len(frame)))
+    frame.loc[row, "failed"] = str(rng.choice(["maybe", "2"]))
+    frame.to_parquet(path)
+    _, found = taken(Alpa(), path)
+    assert [bad.place.split(" (")[0] for bad in found.bad] == [f"{path}: point {row}"]
+    assert "wanted true or false" in found.bad[0].problem
 
 
 # Parquet

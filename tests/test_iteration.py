@@ -283,6 +283,23 @@ def test_measured_times_do_not_look_computed() -> None:
     assert computed < table.COMPUTED_SPREAD < measured
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_repeats_tell_nothing_of_a_line(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    its = [replace(SMALL, global_batch_size=2 * m) for m in (2, 4, 8, 16)]
+    times = np.array([seconds(it) for it in its]) * (1 + 1e-2 * rng.standard_normal(4))
+    spread = table.line_spread(its, times)
+    for num_settings in range(1, 5):
+        chosen = np.repeat(np.arange(num_settings), rng.integers(1, 6, num_settings))
+        chosen = rng.permutation(np.concatenate([chosen, np.arange(num_settings)]))
+        found = table.line_spread([its[at] for at in chosen], times[chosen])
+        if num_settings < 3:
+            assert found is None
+        else:
+            assert found is not None and found > table.COMPUTED_SPREAD
+    assert found == pytest.approx(spread)
+
+
 def test_the_best_scale_is_the_best() -> None:
     rng = np.random.default_rng(0)
     work, times = rng.random(99) + 0.1, rng.random(99) + 0.1

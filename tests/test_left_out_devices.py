@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.cost.device_table import device_types, one_spelling
-from benchmarks.cost.kernels import MODEL_COLUMNS, run
+from benchmarks.cost.device_table import device_of, device_types, one_spelling
+from benchmarks.cost.kernels import KERNEL_COLUMNS, MODEL_COLUMNS, run
 from dejavu.foundation.errors import InputError
+from dejavu.importers.neusight import problems_of
+from dejavu.importers.neusight.kernels import SIZE_COLUMNS
 
 SPELLINGS = {
     "Tesla T4": ("tesla t4", "Tesla_T4", "T4", "T4 (2)"),
@@ -144,3 +146,78 @@ def test_files_that_cannot_be_read_are_told_by_name(tmp_path: Path) -> None:
         (tmp_path / f"{name}.parquet").write_bytes(b"no")
         with pytest.raises(InputError, match=rf"{name}\.parquet is no whole Parquet file"):
             run(*(tmp_path / file for file in ("kernels.parquet", "models.parquet", "devices.csv")), "", "")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_repeated_and_shuffled_rows_of_models_change_nothing(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = list(SPELLINGS)[:2]
+    rows, totals = kernels(rng, names), models(names)
+    layer, *others = totals.to_dict("records")
+    places = rng.choice(40, 12, replace=False)
+    inside = [f"h_h_{int(rng.integers(2))}_x" for _ in places]  # a first layer among them: its rows count thrice
+    trace = [
+        layer | {"idx": float(at), "name": name, "num_layer": 3.0} for at, name in zip(places, inside, strict=True)
+    ]
+    once = pd.DataFrame([*trace, *others], columns=list(MODEL_COLUMNS))
+    again = pd.concat([once, once[once["kind"] == "op"].sample(7, random_state=seed)]).sample(frac=1, random_state=seed)
+    wanted, found_again = found(tmp_path, rows, once), found(tmp_path, rows, again)
+
+    def ours(table):
+        return {(row["device"], row["what"]): row["ours_ms"] for row in table if row["table"] == "model"}
+
+    assert ours(found_again[0]) == pytest.approx(ours(wanted[0]))
+    texts = again.assign(idx=again["idx"].map(lambda cell: None if pd.isna(cell) else f"{cell:.0f}"))
+    assert ours(found(tmp_path, rows, texts)[0]) == pytest.approx(ours(wanted[0]))
+
+
+def test_what_neusight_learned_from_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = list(SPELLINGS)
+    totals = models(names)
+    totals["pred_neusight_ms"] = np.where(totals["device"] == "Tesla T4", 0.1, 0.2)
+    _, summary = found(tmp_path, kernels(rng, names), totals)
+    assert summary["neusight_learned_from"] == ["T4", "V100-PCIE-32GB"]
+    beside = summary["models_beside"]
+    assert beside["neusight"]["models"] == 4 and beside["neusight"]["peer_mape_percent"] == pytest.approx(75.0)
+    assert beside["neusight, unseen"]["models"] == 2
+    assert beside["neusight, unseen"]["peer_mape_percent"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("column", [*KERNEL_COLUMNS, "M"])
+def test_a_column_that_kernels_lack_is_told_with_the_file_or_counted(tmp_path: Path, column: str) -> None:
+    rows = kernels(np.random.default_rng(0), list(SPELLINGS)[:2]).drop(columns=column)
+    with pytest.raises(InputError, match=column) as told:
+        found(tmp_path, rows, models(list(SPELLINGS)[:2]))
+    assert (str(tmp_path / "kernels.parquet") in str(told.value)) == (column != "M")
+
+
+@pytest.mark.parametrize("column", SIZE_COLUMNS["conv"])
+def test_convolutions_that_lack_a_column_are_bad_rows(column: str) -> None:
+    sizes = dict.fromkeys(SIZE_COLUMNS["conv"], 3) | {"insize": 9}
+    rows = pd.DataFrame([{"op": "conv", "latency_ms": 1.0, **sizes}] * 3).drop(columns=column)
+    assert all(f"no column {column!r}" in problem for problem in problems_of(rows))
+
+
+@pytest.mark.parametrize("order", ["as it is", "the pair first"])
+def test_two_rows_of_one_name_are_two_devices_where_their_files_say_so(tmp_path: Path, order: str) -> None:
+    """NeuSight's list has a pair of H100 under the name of one; what a pair took is no time of one."""
+    rng = np.random.default_rng(0)
+    names = ["Tesla T4", "NVIDIA H100 80GB HBM3"]
+    pair = "NVIDIA H100 80GB HBM3,160,6860,132,128,1980,100,NVIDIA_H100_80GB_HBM3_TP,1979000\n"
+    head, *rows = DEVICES.splitlines(keepends=True)
+    (path := tmp_path / "devices.csv").write_text(
+        "".join([head, *([pair, *rows] if order != "as it is" else [*rows, pair])])
+    )
+    table = device_types(path)
+    for name in ("H100", *SPELLINGS[names[1]], names[1]):
+        assert device_of(name, table, path).memory_bytes_per_second == 3430e9
+    both = device_of("NVIDIA_H100_80GB_HBM3_TP", table, path)
+    assert both.memory_bytes_per_second == 6860e9 and both.name == "NVIDIA_H100_80GB_HBM3_TP"
+    totals = models(names)
+    of_pair = totals[totals["device"] == names[1]].assign(device="NVIDIA_H100_80GB_HBM3_TP")
+    kernels(rng, names).to_parquet(tmp_path / "kernels.parquet")
+    pd.concat([totals, of_pair]).to_parquet(tmp_path / "models.parquet")
+    _, found_rows, summary = run(tmp_path / "kernels.parquet", tmp_path / "models.parquet", path, "", "")
+    assert sum(row["table"] == "model" for row in found_rows) == 2
+    assert summary["models_of_devices_without_kernels"] == {"NVIDIA_H100_80GB_HBM3_TP": 2}

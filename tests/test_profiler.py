@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
-from dejavu.profiles import ProfileDatabase, host_fingerprint
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling import profiler as campaign
-from dejavu.profiling.collectives import collective_of, measure_collectives
+from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives, whole_bytes
 from dejavu.profiling.layers import measure_layers
 from dejavu.profiling.links import measure_link
 from dejavu.profiling.measuring import least_samples, measured_here
@@ -139,6 +144,75 @@ def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster
         assert row["host_fingerprint"] == host_fingerprint()
     second = Profiler(graph, tiny, here, database).run(["operators"])
     assert (second.num_new, second.num_known) == (0, first.num_new)
+
+
+@pytest.mark.usefixtures("never_quiet")
+@pytest.mark.parametrize("num_devices", [2, 3, 6])
+def test_collectives_of_which_sizes_are_missing_are_measured_again(
+    num_devices: int, graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase, monkeypatch: Any
+) -> None:
+    """However many sizes an interrupted campaign had kept."""
+
+    def measured(
+        names: Sequence[str], num_ranks: int, device_type: str, progress: Any, least_sample_seconds: float
+    ) -> Iterator[Measurement]:
+        for name in names:
+            whole = collective_of(name, num_ranks, num_ranks)
+            for size in SIZES_BYTES:
+                progress(name)
+                yield measured_here(
+                    kind="collective",
+                    subject=whole.subject,
+                    name=name,
+                    device_type=device_type,
+                    dtype="float32",
+                    num_ranks=whole.num_ranks,
+                    size_bytes=whole_bytes(size, num_ranks),
+                    seconds=1e-5 + size / 1e9,
+                    repeats=1,
+                    how="test",
+                    extra=whole.to_json(),
+                )
+
+    monkeypatch.setattr(campaign, "measure_collectives", measured)
+    (device_type,) = here.device_counts
+    profiler = Profiler(graph, tiny, here, database)
+    total = profiler._collectives(device_type, num_devices).num_missing
+    random = np.random.default_rng(num_devices)
+    known = 0
+    while known < total:
+        task = profiler._collectives(device_type, num_devices)
+        assert (task.num_missing, task.num_known) == (total - known, known)
+        rows = list(task.measure(lambda name: None))
+        assert len(rows) == task.num_missing
+        kept = int(random.integers(1, len(rows) + 1))  # the campaign was interrupted after so many
+        database.append(rows[:kept])
+        known += kept - kept % len(SIZES_BYTES)
+    assert profiler._collectives(device_type, num_devices).num_missing == 0
+    assert {row.size_bytes for row in database.latest(kind="collective", num_ranks=2)} == {*SIZES_BYTES}
+
+
+@pytest.mark.parametrize("says", ["", "x" * 99 + "\n"], ids=["silent", "talkative"])
+def test_ranks_may_print_many_warnings(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds: nobody reads them before the ranks have ended."""
+    figures = {
+        "name": "all_reduce",
+        "size_bytes": 4096,
+        "collective": json.loads(collective_of("all_reduce", 2, 2).to_json()),
+    }
+    figures |= {"seconds": 1e-5, "repeats": 1}
+    ranks = tmp_path / "python"
+    lines = [
+        f"#!{sys.executable}",
+        "import sys",
+        f"sys.stderr.write({says!r} * 5000)",
+        f"print({json.dumps(figures)!r})",
+    ]
+    ranks.write_text("\n".join([*lines, "sys.exit(len(sys.argv) < 3)"]) + "\n")
+    ranks.chmod(0o755)
+    monkeypatch.setattr("dejavu.profiling.collectives.sys.executable", str(ranks))
+    (row,) = measure_collectives(["all_reduce"], 2, "core", sizes_bytes=[4096])
+    assert (row.name, row.size_bytes, row.seconds) == ("all_reduce", 4096, 1e-5)
 
 
 @draws([2], [3], "counts")  # of three ranks on two cores one always waits, and each size takes as long as a size may

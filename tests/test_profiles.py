@@ -35,6 +35,8 @@ from dejavu.profiles import (
     ProfileError,
     host_fingerprint,
 )
+from dejavu.profiles.kernel import Kernel
+from dejavu.profiles.measurement import SCHEMA_VERSION
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +105,12 @@ def test_the_readme_lists_every_column_with_its_type():
     for field in SCHEMA:
         type_ = str(field.type).replace("[us, tz=UTC]", "")
         assert f"| `{field.name}` | {type_}{' or null' if field.nullable else ''} |" in readme
+    said = {line.split(" | ")[0][2:]: line for line in readme.splitlines() if line.startswith("| ")}
+    kernel = Kernel(family="copy", name="copy", dtype="float32")
+    assert [kind for kind in KINDS if kind not in said["`kind`"] or kind not in said] == []
+    assert [direction for direction in DIRECTIONS if direction not in said["`direction`"]] == []
+    assert [name for name in vars(kernel) if name not in said["operator"]] == []
+    assert f"`dejavu_schema_version` (now {SCHEMA_VERSION};" in readme
 
 
 def test_filters_take_a_value_a_list_and_none(three):

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.megatron.formulas import MegatronIteration
 from benchmarks.published import Published, best_plans, hopper, mpt
-from benchmarks.published.__main__ import outside_percent, row_of, run
+from benchmarks.published.__main__ import outside_percent, row_of, run, run_plans
 from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
@@ -159,6 +159,9 @@ def test_a_row_says_what_was_predicted(name: str) -> None:
 def test_a_word_that_is_nowhere_is_told() -> None:
     with pytest.raises(InputError, match="no row of a published training has 'no such'"):
         run("no such")
+    for only in ("no such", "MPT 30B", mpt.SOURCE):  # best plans are of the other sources
+        with pytest.raises(InputError, match=f"no row of a published training but MosaicML's has {only!r}"):
+            run_plans(only)
 
 
 def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

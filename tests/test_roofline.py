@@ -195,13 +195,12 @@ def test_the_fit_refuses_what_it_cannot_use() -> None:
 
 @pytest.mark.skipif(not VIDUR.exists(), reason="no ../shared/data")
 def test_the_shipped_law_knows_a100_and_a40() -> None:
-    samples, refused, no_products, taken_for = fp16.read(VIDUR)
-    assert set(samples) == set(taken_for.values()) == {"A100-SXM4-80GB", "A40"}
-    assert not any(refused.values())
-    assert sum(len(sample.seconds_K) for sample in samples.values()) + sum(no_products.values()) == len(
-        pd.read_parquet(VIDUR, columns=["M"])
-    )
-    for sample in samples.values():
+    found = fp16.read(VIDUR)
+    assert set(found.samples) == set(found.taken_for.values()) == {"A100-SXM4-80GB", "A40"}
+    assert not any(found.refused.values())
+    num_products = sum(len(sample.seconds_K) for sample in found.samples.values())
+    assert num_products + sum(found.no_products.values()) == len(pd.read_parquet(VIDUR, columns=["M"]))
+    for sample in found.samples.values():
         assert sample.some(3000, seed=0).mape(MATRIX_UNITS) < 0.08
 
 
@@ -255,11 +254,11 @@ def test_every_row_of_a_file_is_predicted_or_counted(tmp_path: Path, seed: int) 
     )
     mixed.to_parquet(tmp_path / "mixed.parquet")
     found, wanted = (fp16.read(tmp_path / f"{name}.parquet") for name in ("mixed", "alone"))
-    counted = [sum(len(s.seconds_K) for s in found[0].values()), *found[1].values(), *found[2].values()]
-    assert sum(counted) == len(frame)
-    for name, sample in found[0].items():
+    num_predicted = sum(len(sample.seconds_K) for sample in found.samples.values())
+    assert num_predicted + sum(found.refused.values()) + sum(found.no_products.values()) == len(frame)
+    for name, sample in found.samples.items():
         own = np.sort(sample.seconds_K)
-        np.testing.assert_allclose(own, np.sort(wanted[0][name].seconds_K))
+        np.testing.assert_allclose(own, np.sort(wanted.samples[name].seconds_K))
 
 
 def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Collectives: sizes and meshes that were left out of a profile, predicted, with baselines on the same points.
 
-The profile is Alpa's (Parquet or pickle), or vidur's, whose networks have no such groups as share a card.
+The profile is Alpa's (Parquet or pickle), or vidur's (Parquet or its own CSV), whose networks have no such groups as
+share a card.
 
 Left out are (a) one size at a time, in all dtypes of one group, among sizes that lie inside the group's curve; the row
 `everywhere` leaves the size out of every group of the file instead; (b) one mesh at a time, groups that cross nodes
@@ -29,6 +30,7 @@ from dejavu.cost.collectives.points import Points, screened
 from dejavu.foundation.errors import InputError
 from dejavu.importers.alpa import OF_ANOTHER, Alpa
 from dejavu.importers.alpa.files import clusters_of
+from dejavu.importers.devices import DeviceNames
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives
 from dejavu.profiles.collective import Collective
@@ -37,6 +39,14 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 LEAST_CURVE = 3  # points that must be left of a curve to interpolate it
+
+
+@dataclass(frozen=True)
+class _OwnNames(DeviceNames):
+    """Devices that the catalogue does not have keep the file's names: a network is predicted from its own points."""
+
+    def resolve(self, found: str) -> str:
+        return self.found(found) or found or super().resolve(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +95,8 @@ def read(path: Path) -> tuple[dict[str, Profile], Counter[str]]:
         InputError: it is no such profile, or has no point of a collective.
     """
     profiles, dropped = dict[str, Profile](), Counter[str]()
-    if path.suffix == ".parquet" and holds_collectives(columns_of(path)):
-        profiles, dropped = _read(Vidur(), path)
+    if path.suffix in (".parquet", ".csv") and holds_collectives(columns_of(path)):
+        profiles, dropped = _read(Vidur(devices=_OwnNames()), path)
     else:
         clusters = clusters_of(path)
         for cluster in clusters:

@@ -91,7 +91,8 @@ def chosen(asked: str, present: Sequence[str], option: str) -> list[str]:
 def device_types(path: Path) -> dict[str, DeviceType | InputError]:
     """By the file's own names: devices, and what is wrong with those that cannot be used, for whoever needs them.
 
-    Of two rows with one name the one whose `file` is spelled like it counts.
+    Of two rows with one name the one whose `file` is spelled like it has that name, the other its `file`'s: NeuSight's
+    list has a pair of H100 under the name of one.
 
     Raises:
         InputError: it is none of the three forms.
@@ -103,15 +104,13 @@ def device_types(path: Path) -> dict[str, DeviceType | InputError]:
     name = next((column for column in _NAME if column in table.columns), None)
     if name is None:
         raise InputError(f"{path}: no column {' or '.join(_NAME)} among {', '.join(map(str, table.columns))}")
+    rows = [(str(row[name]), row.get("file"), row) for row in table.to_dict("records")]
+    spelled = {label for label, file, _ in rows if isinstance(file, str) and words(file) == words(label)}
     devices: dict[str, DeviceType | InputError] = {}
-    for row in table.to_dict("records"):
-        label = str(row[name])
-        file = row.get("file")
-        if label in devices and isinstance(file, str):
-            if words(file) == words(label):
-                devices[label] = _device_or_fault(label, row, path)
-            continue
-        devices[label] = _device_or_fault(label, row, path)
+    for label, file, row in rows:
+        own = file if label in spelled and isinstance(file, str) and words(file) != words(label) else label
+        if own not in devices or own in spelled:
+            devices[own] = _device_or_fault(own, row, path)
     return devices
 
 
@@ -138,6 +137,8 @@ def device_of(name: str, table: dict[str, DeviceType | InputError], path: Path) 
     )
     for test in tests:
         matches = [known for known in table if test(known)]
+        # Of `H100` and `H100 pair` the first is meant by what means both.
+        matches = [one for one in matches if all(words(one) <= words(other) for other in matches)] or matches
         if len(matches) == 1:
             found = table[matches[0]]
             if isinstance(found, InputError):

@@ -15,8 +15,9 @@ import pandas as pd
 import typer
 
 from benchmarks.cost.device_table import device_of, device_types
-from benchmarks.cost.kernels import fit, usable_rows
+from benchmarks.cost.kernels import KERNEL_COLUMNS, fit, usable_rows
 from dejavu.cost.kernels.learned import SHIPPED
+from dejavu.importers.sources import check_columns, parquet_columns
 
 FileOption = Annotated[Path, typer.Option(exists=True, dir_okay=False)]
 
@@ -25,6 +26,7 @@ def main(
     kernels: FileOption, devices: FileOption, output: Annotated[Path, typer.Option(help="the .npz to write")] = SHIPPED
 ) -> None:
     """Fit on all devices and write the file."""
+    check_columns(kernels, parquet_columns(kernels, "NeuSight's kernels.parquet"), KERNEL_COLUMNS)
     rows, dropped = usable_rows(pd.read_parquet(kernels))
     table = device_types(devices)
     types = {name: device_of(name, table, devices) for name in rows["device"].astype(str).unique()}

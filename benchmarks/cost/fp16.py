@@ -8,6 +8,7 @@ refused: a cell that is no number, no size or no time, a row without a device, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,10 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     Raises:
         InputError: columns that are missing, a device that the catalogue does not have, or fewer than two devices.
     """
-    samples, refused, no_products, taken_for = read(path)
+    file = read(path)
     rows: list[dict[str, Any]] = []
-    for name, test in samples.items():
-        train = [sample for other, sample in samples.items() if other != name]
+    for name, test in file.samples.items():
+        train = [sample for other, sample in file.samples.items() if other != name]
         for method, predict in (
             ("roofline", at_the_peaks),
             ("one constant", one_constant(train)),
@@ -74,7 +75,7 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     return (
         "fp16 matrix products of a device that was left out",
         rows,
-        _summary(rows, refused) | {"no_products": no_products, "taken_for": taken_for},
+        _summary(rows, file.refused) | {"no_products": dict(file.no_products), "taken_for": dict(file.taken_for)},
     )
 
 
@@ -93,10 +94,28 @@ def _summary(rows: Sequence[Mapping[str, Any]], refused: Mapping[str, int]) -> d
     }
 
 
-def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int], dict[str, str]]:
-    """The products of each device by its name in the catalogue; how many rows were refused, and how many are none.
+@dataclass(frozen=True, eq=False)
+class Products:
+    """What a file holds.
 
-    Last what the file's names of devices were taken for.
+    Attributes:
+        samples: the products of each device, by its name in the catalogue.
+        refused: how many rows cannot be used, by reason.
+        no_products: how many rows are none of these products, by reason.
+        taken_for: by the file's own name of a device, its name in the catalogue.
+    """
+
+    samples: Mapping[str, Sample]
+    refused: Mapping[str, int]
+    no_products: Mapping[str, int]
+    taken_for: Mapping[str, str]
+
+
+def read(path: Path) -> Products:
+    """Return the file's products.
+
+    Raises:
+        InputError: columns that are missing, a device that the catalogue does not have, or fewer than two devices.
     """
     check_columns(path, parquet_columns(path, WANTED), COLUMNS)
     pieces = [frame for _, frame in parquet_frames(path, COLUMNS)]
@@ -113,7 +132,7 @@ def read(path: Path) -> tuple[dict[str, Sample], dict[str, int], dict[str, int],
         refused["absurd"] += absurd
     if len(samples) < 2:
         raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
-    return samples, refused, no_products, found
+    return Products(samples, refused, no_products, found)
 
 
 def _products(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int], dict[str, int]]:

@@ -175,13 +175,18 @@ def best_scale(work: Floats, seconds: Floats) -> float:
 
 
 def line_spread(iterations: Sequence[MegatronIteration], seconds: Floats) -> float | None:
-    """How far times of one setting leave a straight line in microbatches, relative; None: no such rows."""
+    """How far times of one setting leave a straight line in microbatches, relative; None: no such rows.
+
+    A line says something of three numbers of microbatches or more: it goes through any two, repeats of them included.
+    """
     lines: dict[MegatronIteration, list[tuple[int, float]]] = {}
     for iteration, time in zip(iterations, seconds, strict=True):
         setting = replace(iteration, global_batch_size=iteration.microbatch_size * iteration.data_parallel)
         lines.setdefault(setting, []).append((iteration.num_microbatches, time))
     spreads = []
-    for points in (np.array(sorted(points)) for points in lines.values() if len(points) > 2):
+    for points in (np.array(sorted(set(points))) for points in lines.values()):
+        if len(np.unique(points[:, 0])) < 3:
+            continue
         fit = np.polyval(np.polyfit(points[:, 0], points[:, 1], 1), points[:, 0])
         spreads.append(np.abs(fit / points[:, 1] - 1.0).max())
     return float(max(spreads)) if spreads else None

@@ -65,6 +65,8 @@ class Program:
 def programs(models: pd.DataFrame) -> dict[tuple[Any, ...], Program]:
     """By model, mode, sequence, batch and option; shapes do not depend on the device, so any device's rows serve.
 
+    Of rows that say the same operator (`idx`) of the same trace the first counts: a file may repeat its rows.
+
     Raises:
         InputError: what a row says of its operator cannot be read; the message names the model.
     """
@@ -72,8 +74,10 @@ def programs(models: pd.DataFrame) -> dict[tuple[Any, ...], Program]:
     found: dict[tuple[Any, ...], Program] = {}
     for key, rows in operators.groupby(list(CONFIG), observed=True):
         first = rows["device"].astype(str).iloc[0]
+        trace = rows[rows["device"].astype(str) == first]
+        trace = trace[~(trace["idx"].duplicated() & trace["idx"].notna())]
         try:
-            found[key] = _program(rows[rows["device"].astype(str) == first].sort_values("idx"))
+            found[key] = _program(trace.sort_values("idx"))
         except (ValueError, SyntaxError, TypeError, LookupError, NeuSightError) as error:
             what = ", ".join(f"{name} {value}" for name, value in zip(CONFIG, key, strict=True))
             raise InputError(f"an operator of {what} on {first} cannot be read: {error}") from error

@@ -39,10 +39,14 @@ def main(
     report_table(lambda: run_plans(only) if plans else run(only), json_path)
 
 
+def chosen(only: str) -> list[Training]:
+    """Return the trainings whose name or source has this word."""
+    return [training for training in TRAININGS if only.lower() in f"{training.name} {training.source}".lower()]
+
+
 def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """The table; `only`: of the rows whose name or source has this word."""
-    chosen = [training for training in TRAININGS if only.lower() in f"{training.name} {training.source}".lower()]
-    found = [(training, predict(training)) for training in chosen]
+    found = [(training, predict(training)) for training in chosen(only)]
     rows = [
         row_of(training, one, alone=len(predictions) == 1) for training, predictions in found for one in predictions
     ]
@@ -71,13 +75,15 @@ def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
 
 
 def run_plans(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """The table of best plans, MosaicML's trainings left out: all of FSDP alone, and a hundred of them."""
-    rows = [
-        row
-        for training in TRAININGS
-        if only.lower() in f"{training.name} {training.source}".lower() and training.source != mpt.SOURCE
-        for row in rows_of(training)
-    ]
+    """The table of best plans, MosaicML's trainings left out: all of FSDP alone, and a hundred of them.
+
+    Raises:
+        InputError: no other training has the word in its name or source.
+    """
+    trainings = [training for training in chosen(only) if training.source != mpt.SOURCE]
+    if not trainings:
+        raise InputError(f"no row of a published training but MosaicML's has {only!r} in its name or source")
+    rows = [row for training in trainings for row in rows_of(training)]
     like = [row for row in rows if row["allowed"] != EVERYTHING]
     same = sum(row["same_shape"] for row in like)
     return "Best plans beside published ones", rows, {"trainings": len(like), "same_shape": same}

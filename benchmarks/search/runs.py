@@ -70,7 +70,9 @@ def chosen(names: str, default: Sequence[str]) -> dict[str, Search]:
     Raises:
         InputError: there is none of a name.
     """
-    wanted = [name for name in names.split(",") if name] or [name for name in default if name in SEARCHES]
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or [
+        name for name in default if name in SEARCHES
+    ]
     return {name: named(SEARCHES, name)() for name in wanted}
 
 

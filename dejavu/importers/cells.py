@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+_FLAGS = {"true": 1.0, "false": 0.0}
 MOST = 2**40  # of a size or a count; more is no such thing
 
 
@@ -41,6 +42,28 @@ def flag_texts(what: str, values: pd.Series, problems: NDArray[np.object_], want
     for row, text in zip(rows, texts_of(values.iloc[rows]), strict=True):
         if text and problems[row] is None:
             problems[row] = f"{what} is {text[:80]!r}; wanted {wanted}"
+
+
+def flags_of(values: pd.Series) -> NDArray[np.float64]:
+    """Return 1 for each cell that is true, 0 for one that is false, also as a text or number; NaN where it is neither.
+
+    A missing cell is NaN, too.
+    """
+    numbers = numbers_of(values).copy()
+    numbers[(numbers != 0) & (numbers != 1)] = np.nan
+    for row in np.flatnonzero(np.isnan(numbers)):
+        numbers[row] = _FLAGS.get(str(values.iloc[row]).strip().casefold(), np.nan)
+    return numbers
+
+
+def not_flags(what: str, values: pd.Series) -> dict[int, str]:
+    """Return, by its place in the column, what each cell says that is neither true nor false."""
+    rows = np.flatnonzero(np.isnan(flags_of(values)))
+    texts = texts_of(values.iloc[rows])
+    return {
+        int(row): f"{what} is {repr(text[:80]) if text else 'missing'}; wanted true or false"
+        for row, text in zip(rows, texts, strict=True)
+    }
 
 
 def not_whole(what: str, values: pd.Series, least: int = 1) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from dejavu.cluster.catalogue import catalogue, catalogue_rows
@@ -48,7 +48,7 @@ class DeviceNames:
 
     def knowing(self, usual: Mapping[str, str]) -> DeviceNames:
         """Return the same names, with a format's usual devices."""
-        return DeviceNames(self.given, self.every, usual)
+        return replace(self, usual=usual)
 
     def found(self, found: str) -> str | None:
         """Return the catalogue's name of what the source calls `found`; None: unknown."""

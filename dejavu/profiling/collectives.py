@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,11 @@ def collective_of(name: str, num_ranks: int, devices_per_node: int) -> Collectiv
     )
 
 
+def whole_bytes(size_bytes: int, num_ranks: int) -> int:
+    """Return the bytes of the float32 tensor that is measured for a size: each rank has an equal part of it."""
+    return 4 * num_ranks * max(size_bytes // 4 // num_ranks, 1)
+
+
 def measure_collectives(
     names: Sequence[str],
     num_ranks: int,
@@ -73,11 +79,13 @@ def measure_collectives(
     words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost"]
     words += ["-m", "dejavu.profiling.collectives", "--device-type", device_type]
     words += ["--names", ",".join(names), "--sizes", ",".join(map(str, sizes_bytes))]
+    # A file, not a pipe: a pipe that nobody reads blocks ranks that print many warnings.
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
     process = subprocess.Popen(
         [sys.executable, "-m", "dejavu.launch.agent", *words],
         env=rank_environment() | named_parent() | telling(least_sample_seconds),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
     )
     try:
@@ -88,14 +96,16 @@ def measure_collectives(
                 progress(f"{row.name} of {row.size_bytes:,} bytes among {row.num_ranks}")
                 yield row
         try:
-            _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+            process.communicate(timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             raise too_late(f"collectives among {num_ranks} ranks", TIMEOUT_SECONDS) from None
         if process.returncode:
-            raise LaunchError(what_failed(f"measuring collectives among {num_ranks} ranks", errors))
+            errors.seek(0)
+            raise LaunchError(what_failed(f"measuring collectives among {num_ranks} ranks", errors.read()))
     finally:
         process.terminate()
         process.communicate()
+        errors.close()
 
 
 def _row(figures: dict[str, Any], device_type: str) -> Measurement:
@@ -127,7 +137,7 @@ def _main(settings: argparse.Namespace) -> None:
     for name in settings.names.split(","):
         collective = collective_of(name, world, per_node)
         for size_bytes in map(int, settings.sizes.split(",")):
-            elements = max(size_bytes // 4 // world, 1) * world  # divisible by the number of ranks
+            elements = whole_bytes(size_bytes, world) // 4
             seconds, share = _time(_work(name, elements, rank, world, device), device)
             figures = {
                 "name": name,

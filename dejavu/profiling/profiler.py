@@ -29,7 +29,7 @@ from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES
 from dejavu.profiles.kernel import Kernel
-from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives
+from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives, whole_bytes
 from dejavu.profiling.kernels import can_measure, measure_kernels
 from dejavu.profiling.launches import measure_launches
 from dejavu.profiling.layer_passes import DIRECTIONS
@@ -243,7 +243,7 @@ class Profiler:
     def _collectives(self, device_type: str, num_devices: int) -> ProfilingTask:
         if num_devices < 2:
             return ProfilingTask(0, 0, lambda step: iter(()))
-        known = set() if self.again else self._own_subjects("collective", device_type)
+        known = set() if self.again else self._own_collectives(device_type, _group_sizes(num_devices))
         rows = self._own.latest(kind="collective", device_type=device_type, host_fingerprint=host_fingerprint())
         disturbed = [row.subject for row in rows if row.is_disturbed]
         known -= set(self._with_disturbed([], disturbed))
@@ -266,6 +266,19 @@ class Profiler:
         size = len(SIZES_BYTES)
         known_sizes = size * (wanted - len(missing))
         return ProfilingTask(size * len(missing), known_sizes, measure, len(disturbed), is_series=True)
+
+    def _own_collectives(self, device_type: str, group_sizes: Sequence[int]) -> set[str]:
+        """Return the collectives that were measured on this machine itself at each of the sizes."""
+        rows = self._own.read(kind="collective", device_type=device_type, host_fingerprint=host_fingerprint())
+        sizes: dict[str, set[int]] = {}
+        for subject, size in zip(rows["subject"].to_pylist(), rows["size_bytes"].to_pylist(), strict=True):
+            sizes.setdefault(subject, set()).add(size)
+        found = set()
+        for ranks in group_sizes:
+            wanted = {whole_bytes(size, ranks) for size in SIZES_BYTES}
+            subjects = {collective_of(name, ranks, ranks).subject for name in COLLECTIVES}
+            found |= {subject for subject in subjects if wanted <= sizes.get(subject, set())}
+        return found
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
         """Return what of this kind was measured on this machine itself."""

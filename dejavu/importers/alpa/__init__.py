@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BadRow, Batch, Importer, counted, option
 from dejavu.importers.alpa.files import COLUMNS, FLAGS, WANTED, clusters_of, parquet_pieces, pickle_pieces
-from dejavu.importers.cells import flag_texts, numbers_of, whole
+from dejavu.importers.cells import flag_texts, flags_of, not_flags, numbers_of, whole
 from dejavu.importers.kernel_rows import kernel_columns, moved_bytes
 from dejavu.importers.sources import files_of
 from dejavu.profiles.collective import COLLECTIVES, Collective
@@ -77,10 +77,11 @@ class Alpa(Importer):
         problems = np.full(len(frame), None, dtype=object)
         flag_texts("seconds", frame["seconds"], problems)
         for flag in FLAGS:
-            flag_texts(flag, frame[flag], problems, wanted="true or false")
+            for row, problem in not_flags(flag, frame[flag].fillna(False)).items():  # one that is missing is not set
+                problems[row] = problems[row] or problem
         problems[others] = None
         sound = np.array([problem is None for problem in problems], dtype=bool) & ~others
-        flags = {flag: sound & (numbers_of(frame[flag]) == 1) for flag in FLAGS}
+        flags = {flag: sound & (flags_of(frame[flag]) == 1) for flag in FLAGS}
         failed = flags["failed"]
         noop = flags["is_noop"] & ~failed
         clamped = flags["is_monotone_clamped"] & ~failed & ~noop

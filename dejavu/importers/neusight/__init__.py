@@ -49,7 +49,7 @@ class NeuSight(Importer):
         if "kind" in found and "e2e_ms" in found:
             raise InputError(
                 f"{file} holds whole models and their layers, which no plan looks up; wanted {_WANTED} (models are "
-                "compared with predictions by `python -m benchmarks.cost --models`)"
+                "compared with predictions by `python -m benchmarks.cost --kernels … --models … --devices …`)"
             )
         check_columns(file, found, _NEEDED)
         columns = [column for column in (*_NEEDED, "dtype", "torch", *_SIZES) if column in found]
@@ -103,7 +103,8 @@ def problems_of(frame: pd.DataFrame) -> NDArray[np.object_]:
             problems[rows[list(wrong)]] = list(wrong.values())
         if operation == "conv":
             sound = rows[[problems[row] is None for row in rows]]
-            problems[sound] = _problems_of_convolutions(frame.iloc[sound])
+            if len(sound):
+                problems[sound] = _problems_of_convolutions(frame.iloc[sound])
     if "dtype" in frame.columns:
         dtypes = texts_of(frame["dtype"])
         for row in np.flatnonzero(~pd.Series(dtypes).isin(_DTYPES)):

@@ -37,11 +37,13 @@ from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiles.kernel import Kernel
 
 # vidur/profiling/README.md: pairs are Azure's NC96ads_A100_v4 (PCIe cards); its operators are of either kind of A100.
+# Of pairs of H100 it does not say which; they are taken for the PCIe cards that pairs are made of.
 USUAL_DEVICES = {
     **dict.fromkeys(("a100", "a100_dgx", "a100_nvlink"), "A100-SXM4-80GB"),
     **dict.fromkeys(("a100_pairwise_nvlink", "a100_pair_nvlink"), "A100-PCIE-80GB"),
     **dict.fromkeys(("h100", "h100_dgx", "h100_nvlink"), "H100-SXM5-80GB"),
-    **dict.fromkeys(("a40", "a40_pairwise_nvlink"), "A40"),
+    **dict.fromkeys(("h100_pairwise_nvlink", "h100_pair_nvlink"), "H100-PCIE-80GB"),
+    **dict.fromkeys(("a40", "a40_pairwise_nvlink", "a40_pair_nvlink"), "A40"),
 }
 _OPERATOR_RUNS, _COLLECTIVE_RUNS = 20, 3  # ACTIVE_STEPS of its mlp_wrapper.py and collectives_wrapper.py
 _TIME = "the median in ms"

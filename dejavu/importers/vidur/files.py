@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dejavu.importers import sources
-from dejavu.importers.cells import cells_of, not_whole, numbers_of, texts_of
+from dejavu.importers.cells import cells_of, flags_of, not_flags, not_whole, numbers_of, texts_of
 
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -25,7 +26,8 @@ WANTED = "vidur's compute or network profile: Parquet, or its mlp.csv, all_reduc
 _COMPUTE = ("device", "op", "M", "N", "K", "median_ms")
 _DEGREE = "num_tensor_parallel_workers"
 _SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tokens", _DEGREE)
-_COMPUTE_CSV = (*_SIZES, "use_gated_mlp")
+_GATED = "use_gated_mlp"
+_COMPUTE_CSV = (*_SIZES, _GATED)
 _COUNTS = ("num_workers", "devices_per_node", "size")
 _NETWORK = ("collective", *_COUNTS)
 
@@ -71,17 +73,24 @@ def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
         return
     sources.check_columns(path, found, _COMPUTE)
     gated = _gated(path) if "model" in found else {}
-    columns = [*_COMPUTE, *(["model"] if "model" in found else [])]
+    columns = [*_COMPUTE, *(column for column in ("model", _GATED) if column in found)]
     for start, frame in _pieces(path, columns):
         models = texts_of(frame["model"]).tolist() if "model" in frame else [""] * len(frame)
         yield frame.assign(
             **{column: texts_of(frame[column]) for column in ("device", "op")},
             **{column: cells_of(frame[column]) for column in ("M", "N", "K")},
             row=start + np.arange(len(frame)),
-            gated=[gated.get(model) for model in models],
+            gated=[
+                gated.get(model) if said != said else bool(said)  # NaN: the line does not say
+                for model, said in zip(models, _said_of(frame), strict=True)
+            ],
             ms=frame["median_ms"],
             problem="",
         )
+
+
+def _said_of(frame: pd.DataFrame) -> NDArray[np.float64]:
+    return flags_of(frame[_GATED]) if _GATED in frame else np.full(len(frame), np.nan)
 
 
 def _pieces(path: Path, columns: list[str]) -> Iterator[tuple[int, pd.DataFrame]]:
@@ -108,8 +117,9 @@ def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     """A line of mlp.csv has one number of tokens; its operators' shapes follow from the model's."""
     times = {name: f"time_stats.{name}.median" for name in OPERATORS if f"time_stats.{name}.median" in found}
     sources.check_columns(path, found, (*_COMPUTE_CSV, *(times.values() or ["time_stats.mlp_up_proj.median"])))
-    parts = path.resolve().parts
-    device = parts[parts.index("compute") + 1] if "compute" in parts[:-2] else path.resolve().parent.name
+    *above, folder, _ = path.resolve().parts  # the last folder named compute: others may lie above it
+    places = [place for place, part in enumerate(above) if part == "compute"]
+    device = [*above, folder][places[-1] + 1] if places else folder
     for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, *times.values())):
         problems = _wrong_sizes(frame)
         number = {column: numbers_of(frame[column]) for column in _SIZES}
@@ -118,7 +128,7 @@ def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
             inner = number["n_expanded_embd"] / degree
             queries_keys_values = hidden / heads * (heads + 2 * number["n_kv_head"]) / degree
             own_hidden = hidden / degree
-        gated = frame["use_gated_mlp"].astype(str).str.lower() == "true"
+        gated = flags_of(frame[_GATED]) == 1
         wide = {
             "attn_pre_proj": (hidden, queries_keys_values),
             "attn_post_proj": (own_hidden, hidden),
@@ -136,9 +146,11 @@ def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
 
 
 def _wrong_sizes(frame: pd.DataFrame) -> list[str]:
-    """Return for each line which of its model's sizes is none; empty where all are."""
+    """Return for each line what of its model's shape cannot be read; empty where all can."""
     problems = [""] * len(frame)
     for column in _SIZES:
         for row, problem in not_whole(column, frame[column]).items():
             problems[row] = problems[row] or problem
+    for row, problem in not_flags(_GATED, frame[_GATED]).items():
+        problems[row] = problems[row] or problem
     return problems
