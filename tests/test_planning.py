@@ -212,7 +212,11 @@ def test_every_stage_says_what_it_needs(choice: Choice) -> None:
     assert set(found["baselines"]) == set(BASELINES)
     for row in found["considered"]:
         assert set(row) >= {"search", "microbatches", "step_seconds", "lower_bound_seconds", "simulated_step_seconds"}
-        assert row["simulated_lower_bound_seconds"] <= (row["simulated_step_seconds"] or float("inf"))
+        # Nothing is proved of plans in both directions or in slices.
+        if (bound := row["simulated_lower_bound_seconds"]) is not None:
+            assert bound <= (row["simulated_step_seconds"] or float("inf"))
+        else:
+            assert row["search"] in OTHER_WAYS
 
 
 def test_the_schedules_are_those_that_fit_the_fastest_first(choice: Choice) -> None:
