@@ -46,7 +46,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_ranks_import_nothing_that_only_searches_and_tables_want() -> None:
-    """It would take each a third of its start."""
+    """It took each a quarter of its start."""
     names = ("numba", "scipy", "pandas", "sklearn", "pyarrow")
     code = f"import sys, dejavu.runtime.worker; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

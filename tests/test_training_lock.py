@@ -56,19 +56,22 @@ def test_the_second_is_told_who_trains(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("other", ["gpt on desk", "dejavu backup", "dejavu gc", "dejavu restore"])
-@pytest.mark.parametrize("own", ["llama on desk", "dejavu backup", "dejavu gc", "dejavu restore"])
-def test_what_is_said_of_a_folder_in_use_is_so(own: str, other: str, tmp_path: Path) -> None:
+WORK = [("gpt on desk", False), ("dejavu backup", True), ("dejavu net on desk", False)]  # and whether it is upkeep
+
+
+@pytest.mark.parametrize(("other", "is_theirs"), WORK)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_what_is_said_of_a_folder_in_use_is_so(is_own: bool, other: str, is_theirs: bool, tmp_path: Path) -> None:
     """Commands that look after files neither measure nor train, and no time would be wrong beside them."""
-    with alone_in(tmp_path, other):
-        said, holder = _busy(tmp_path, own), holder_in(tmp_path)
+    with alone_in(tmp_path, other, is_upkeep=is_theirs):
+        said, holder = _busy(tmp_path, is_own), holder_in(tmp_path)
         lines, state = status_lines(status_of(tmp_path)), status_to_dict(status_of(tmp_path))["state"]
         watched = next(check for check in _training(tmp_path)).found
-    assert holder is not None and holder.is_upkeep == other.startswith("dejavu")
-    assert ("slow each other" in said) == (not own.startswith("dejavu") and not holder.is_upkeep)
+    assert holder is not None and holder.is_upkeep == is_theirs
+    assert ("slow each other" in said) == (not is_own and not is_theirs)
     for text in (said, watched):
-        assert text.startswith(f"{other} (pid ") and ("measures or trains" in text) == (not holder.is_upkeep)
-    assert ("its training has not begun" in lines[0]) == (not holder.is_upkeep) == (state == "preparing")
+        assert text.startswith(f"{other} (pid ") and ("measures or trains" in text) == (not is_theirs)
+    assert ("its training has not begun" in lines[0]) == (not is_theirs) == (state == "preparing")
 
 
 @pytest.mark.parametrize("command", ["backup", "restore", "gc", "run"])

@@ -24,7 +24,6 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import start_seconds, started_at
 
 LOCK, HOLDER = "training.lock", "training.json"
-UPKEEP = "dejavu "  # how the name of a holder begins that keeps the files as they are: `dejavu backup` and its like
 MEASURES = "measures or trains"
 POLL_SECONDS = 0.5
 
@@ -35,12 +34,13 @@ class BusyError(DejavuError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who measures or trains in a folder.
+    """Who works in a folder that none may work in beside it.
 
     Attributes:
         what: for people, such as `gpt on desk`.
         start_seconds: when its process was started, since the machine's boot: the pid alone may have been reused.
         since_seconds: when it acquired the lock, since the epoch.
+        is_upkeep: it looks after the files (`dejavu backup` and its like), and neither measures nor trains.
     """
 
     what: str
@@ -48,11 +48,12 @@ class Holder:
     start_seconds: float
     host: str
     since_seconds: float
+    is_upkeep: bool = False
 
     @classmethod
-    def here(cls, what: str) -> Holder:
+    def here(cls, what: str, *, is_upkeep: bool = False) -> Holder:
         """Return this process as a holder."""
-        return cls(what, os.getpid(), start_seconds(psutil.Process()), socket.gethostname(), time.time())
+        return cls(what, os.getpid(), start_seconds(psutil.Process()), socket.gethostname(), time.time(), is_upkeep)
 
     @property
     def runs(self) -> bool:
@@ -66,11 +67,6 @@ class Holder:
             return False
 
     @property
-    def is_upkeep(self) -> bool:
-        """Whether it neither measures nor trains."""
-        return self.what.startswith(UPKEEP)
-
-    @property
     def does(self) -> str:
         """What it does in the folder, for people."""
         return "looks after the files" if self.is_upkeep else MEASURES
@@ -82,7 +78,7 @@ class Holder:
 
 
 def holder_in(project: Path) -> Holder | None:
-    """Return who measures or trains in this folder now; None: nobody, or nobody who has recorded it yet."""
+    """Return who works in this folder now; None: nobody, or nobody who has recorded it yet."""
     try:
         found = Holder(**json.loads((project / ".dejavu" / HOLDER).read_text()))
     except (OSError, ValueError, TypeError):  # no record, or its writer was killed meanwhile
@@ -92,12 +88,18 @@ def holder_in(project: Path) -> Holder | None:
 
 @contextmanager
 def alone_in(
-    project: Path, what: str, *, wait: bool = False, on_wait: Callable[[str], None] = lambda sentence: None
+    project: Path,
+    what: str,
+    *,
+    is_upkeep: bool = False,
+    wait: bool = False,
+    on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[None]:
-    """Lock the folder against other processes that measure or train; reentrant within a process.
+    """Lock the folder against other processes that measure, train or look after the files; reentrant in a process.
 
     Args:
-        what: is trained, for the others to read.
+        what: is trained, or the command, for the others to read.
+        is_upkeep: this neither measures nor trains.
         wait: until the folder is free.
         on_wait: called once with a sentence saying whom this waits for.
 
@@ -113,7 +115,7 @@ def alone_in(
             lock.acquire(timeout=0)
         except Timeout:
             if not wait:
-                raise BusyError(_busy(project, what)) from None
+                raise BusyError(_busy(project, is_upkeep)) from None
             who, does = _who(project)
             on_wait(f"waiting for {who}, which {does} in {project.resolve()}")
             lock.acquire(poll_interval=POLL_SECONDS)
@@ -124,7 +126,7 @@ def alone_in(
         ) from error
     try:
         if lock.lock_counter == 1:
-            write_json(folder / HOLDER, asdict(Holder.here(what)))
+            write_json(folder / HOLDER, asdict(Holder.here(what, is_upkeep=is_upkeep)))
         yield
     finally:
         if lock.lock_counter == 1:
@@ -133,10 +135,10 @@ def alone_in(
         lock.release()
 
 
-def _busy(project: Path, what: str) -> str:
-    """Say who holds the folder, why `what` cannot work beside it, and what to do."""
+def _busy(project: Path, is_upkeep: bool) -> str:
+    """Say who holds the folder, why this cannot work beside it, and what to do."""
     who, does = _who(project)
-    if what.startswith(UPKEEP) or does != MEASURES:
+    if is_upkeep or does != MEASURES:
         return (
             f"{who} {does} in {project.resolve()}, where files change meanwhile. Start again when it has ended, or "
             "with --wait to wait for it"

@@ -80,7 +80,7 @@ def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
     count = total_bytes = 0
     try:
         with (
-            alone_in(project, "dejavu backup", wait=wait),
+            alone_in(project, "dejavu backup", is_upkeep=True, wait=wait),
             tempfile.TemporaryDirectory(dir=project / STATE, prefix=".backup-") as scratch,
             _written(aside, compressed=file.suffix != ".tar") as archive,
         ):
@@ -112,7 +112,7 @@ def restore(project: Path, file: Path, *, force: bool = False, wait: bool = Fals
     if found and found.dead != service_record.SERVICES:
         raise DejavuError(f"services run in {project}; wanted `dejavu down` before what they have open is replaced")
     with (
-        alone_in(project, "dejavu restore", wait=wait),
+        alone_in(project, "dejavu restore", is_upkeep=True, wait=wait),
         tempfile.TemporaryDirectory(dir=project / STATE, prefix=".restore-") as scratch,
     ):
         names, contents = _extracted(file, Path(scratch))

@@ -46,7 +46,7 @@ def clean(project: Path, keep: int, *, dry_run: bool = False, wait: bool = False
         BusyError: a run measures or trains here; what it needs cannot be told.
     """
     project = project.resolve()
-    with alone_in(project, "dejavu gc", wait=wait):
+    with alone_in(project, "dejavu gc", is_upkeep=True, wait=wait):
         found = [one for one in leftovers(project, keep) if one.paths]
         for path in (path for one in found for path in one.paths if not dry_run):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
