@@ -65,7 +65,7 @@ def show(found: OwnPlan) -> None:
         table.add_column(name, no_wrap=name != "on", overflow="fold")
     for s, stage in enumerate(found.plan.stages):
         table.add_row(
-            f"layers {stage.start}–{stage.stop - 1}",
+            stage.layers,
             str(stage.configuration),
             format_seconds(found.stage_seconds_S[s]),
             format_bytes(found.peak_bytes_S[s]),

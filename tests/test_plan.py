@@ -180,7 +180,7 @@ def test_a_stage_that_is_not_possible_is_refused(name: str) -> None:
     dense = costs().dense()
     table = getattr(dense, f"{name}_CLL1").copy()
     table[1, 2, 3] = np.inf
-    with pytest.raises(PlanError, match=f"layers 2–2 on 2 × gpu, tp 2 is not possible: its {name} is inf"):
+    with pytest.raises(PlanError, match=f"layer 2 on 2 × gpu, tp 2 is not possible: its {name} is inf"):
         check(replace(problem(), costs=replace(dense, **{f"{name}_CLL1": table})), CUT_AT_2)
 
 

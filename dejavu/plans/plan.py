@@ -245,8 +245,14 @@ class Stage:
     stop: int
     configuration: StageConfiguration
 
+    @property
+    def layers(self) -> str:
+        """Its layers by number: `layer 3`, `layers 0–2`."""
+        last = self.stop - 1
+        return f"layer {last}" if self.start == last else f"layers {self.start}–{last}"
+
     def __str__(self) -> str:
-        return f"layers {self.start}–{self.stop - 1} on {self.configuration}"
+        return f"{self.layers} on {self.configuration}"
 
 
 class LayerSplit(NamedTuple):

@@ -121,8 +121,7 @@ def strip_figure(run: ReportData) -> Figure:
         axes.barh(0, its, 0.9, left, color=CHOSEN, alpha=alpha, edgecolor="white", linewidth=3)
         label = f"{stage.stage}"
         if its / total > NARROWEST_LABELLED:
-            planned = run.plan.stages[stage.stage]
-            label = f"{stage.stage}: layers {planned.start}–{planned.stop - 1}, {format_seconds(its)}"
+            label = f"{stage.stage}: {run.plan.stages[stage.stage].layers}, {format_seconds(its)}"
         axes.text(left + its / 2, 0, label, ha="center", va="center", fontsize=8, color=INK)
         left += its
     axes.set_xlim(0, total)

@@ -27,7 +27,9 @@ def summary_rows(run: ReportData) -> Rows:
     rows: Rows = [("plan", f"{plan.schedule_name}, {plural(len(plan.stages), 'stage')}, {counts}")]
     for stage in run.stages:
         headroom = format_bytes(stage.headroom_bytes)
-        rows.append((f"stage {stage.stage}", f"layers {stage.layers} on {stage.devices}, {headroom} of memory free"))
+        planned = plan.stages[stage.stage]
+        kind = "layer" if planned.stop - planned.start == 1 else "layers"
+        rows.append((f"stage {stage.stage}", f"{kind} {stage.layers} on {stage.devices}, {headroom} of memory free"))
     rows.append(("devices", f"{len(run.binding.placements)} of {run.cluster.num_devices} are used"))
     rows += [("way", said)] if (said := which_way(plan)) else []
     rows.append(("step, predicted", format_seconds(run.predicted_step_seconds) + _without_memory(run)))
