@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.errors import DejavuError, InputError, was_interrupted
 
 if TYPE_CHECKING:
     from dejavu.track import Run
@@ -34,32 +34,33 @@ def ending(command: Callable[[], None], project: Path) -> None:
     """
     try:
         command()
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(INPUT_ERROR)
-    except DejavuError as error:
-        print(error, file=sys.stderr)
-        sys.exit(FAILURE)
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        print(f"{error.filename or project}: {error.strerror}; what was written before is kept", file=sys.stderr)
-        sys.exit(FAILURE)
     except KeyboardInterrupt:
         _say_interrupted(project)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if _interrupts.came:  # a library that is interrupted may fail in its own words
+        if _interrupts.came or was_interrupted(error):  # what is interrupted may fail in its own words
             _say_interrupted(project)
             sys.exit(INTERRUPTED)
-        if not _is_unreachable(error):
+        sentence = _sentence_of(error, project)
+        if sentence is None:
             raise
-        print(f"{_unreachable(error)}; what was measured, tried and saved is kept", file=sys.stderr)
-        sys.exit(FAILURE)
+        print(sentence, file=sys.stderr)
+        sys.exit(INPUT_ERROR if isinstance(error, InputError) else FAILURE)
     except SystemExit as ended:  # typer makes an exit code of an interrupt
         if ended.code == INTERRUPTED:
             _say_interrupted(project)
         raise
+
+
+def _sentence_of(error: Exception, project: Path) -> str | None:
+    """Return what a user is told of a failure; nothing of a bug, which keeps its traceback."""
+    if isinstance(error, DejavuError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in DISK:
+        return f"{error.filename or project}: {error.strerror}; what was written before is kept"
+    if _is_unreachable(error):
+        return f"{_unreachable(error)}; what was measured, tried and saved is kept"
+    return None
 
 
 def _is_unreachable(error: object) -> bool:
@@ -154,12 +155,12 @@ class Sentences(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        unreachable = _is_unreachable(error)
-        if isinstance(error, DejavuError | KeyboardInterrupt) or unreachable:
+        unreachable, interrupted = _is_unreachable(error), was_interrupted(error)
+        if isinstance(error, DejavuError) or unreachable or interrupted:
             if error is self._said or (unreachable and _is_unreachable(self._said)):
                 return False
             self._said = error
-            if isinstance(error, KeyboardInterrupt):
+            if interrupted:
                 record.msg, record.args = "interrupted", ()
             else:
                 record.msg, record.args = "failed: %s", (_unreachable(error) if unreachable else error,)
@@ -211,7 +212,7 @@ def without_tracebacks() -> None:
     What is only lost to a server that is away, each record and event of a run, is not told one by one; nor that a
     connection to it is lost, which Prefect opens again. Nor what Dask's scheduler does for the trials, step by step.
     """
-    for name in RUN_LOGGERS:
+    for name in (*RUN_LOGGERS, "prefect.engine"):  # its engine, of a run that was interrupted before it had a record
         logging.getLogger(name).addFilter(_SENTENCES)
     for name in ("prefect._internal.concurrency", "prefect.events.clients", "websockets.client", "distributed"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dejavu.foundation.errors import was_interrupted
+
 if TYPE_CHECKING:
     from flows.full import Outcome
 
@@ -33,8 +35,9 @@ def printed_as_json() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            said = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            _print({"event": "failed", "time": round(time.time(), 3), "error": said, "type": type(error).__name__})
+            interrupted = was_interrupted(error)
+            said, kind = ("interrupted", KeyboardInterrupt) if interrupted else (str(error), type(error))
+            _print({"event": "failed", "time": round(time.time(), 3), "error": said, "type": kind.__name__})
             raise
 
 

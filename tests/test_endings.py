@@ -27,6 +27,7 @@ from flows.inputs import read_inputs
 from flows.room import check_room, check_room_for_checkpoints
 from tests.conftest import TINY
 from tests.launching import job_of
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 Remount = Callable[[str], object]
@@ -250,6 +251,83 @@ def test_an_interrupt_names_the_training_that_it_ended_and_no_other_s(
     else:
         words = shlex.split(last.removeprefix("to resume the training: "))
         assert words == ["dejavu", "run", "--wait", "--workload", "mine.yaml", "--resume", f".dejavu/runs/{own}"]
+
+
+PLACES_IN_THE_ENGINE = (  # of Prefect's, where an interrupt may come
+    "task_engine._create_task_run_locally",
+    "task_engine.emit_task_run_state_change_event",
+    "task_engine.SyncTaskRunEngine.begin_run",
+    "task_engine.call_with_parameters",
+    "task_engine.SyncTaskRunEngine.handle_success",
+    "flow_engine.call_with_parameters",
+    "flow_engine.FlowRunEngine.handle_success",
+)
+INTERRUPTED_IN_TURN = """
+import os, signal, sys
+from contextlib import suppress
+from pathlib import Path
+from pkgutil import resolve_name
+from unittest.mock import patch
+from flows import endings
+from flows.temporary_server import use_temporary_server
+
+with use_temporary_server(Path.cwd()) as server:
+    server.wait()
+    from prefect import flow, task
+
+    @task
+    def inner():
+        return 1
+
+    @flow
+    def outer():
+        return inner()
+
+    @flow
+    def whole():
+        return outer()
+
+    endings.without_tracebacks()
+    for place in sys.argv[1:]:
+        endings._interrupts = endings._Interrupts()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        endings.end_at_once_when_interrupted_again()
+        owner, _, name = ("prefect." + place).rpartition(".")
+        owner = resolve_name(owner)
+        real = getattr(owner, name)
+
+        def interrupted(*arguments, **named):
+            with patch.object(owner, name, real):
+                if not endings._interrupts.came:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return real(*arguments, **named)
+
+        with patch.object(owner, name, interrupted), suppress(SystemExit):
+            print(place, file=sys.stderr, flush=True)
+            endings.ending(whole, Path.cwd())
+            print("not interrupted", file=sys.stderr)
+"""
+
+
+@pytest.mark.integration
+def test_an_interrupt_anywhere_in_prefect_s_engine_ends_the_command(tmp_path: Path) -> None:
+    """The engine fails in its own words at some of these places; neither they nor a traceback are shown."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TURN)
+    done = subprocess.run(
+        [sys.executable, "interrupted.py", *PLACES_IN_THE_ENGINE],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
+    ends = ["interrupted; what was measured, tried and saved is kept", "the same command goes on from there"]
+    assert [line for line in said if "| ERROR" not in line] == [
+        line for place in PLACES_IN_THE_ENGINE for line in (place, *ends)
+    ]
+    assert {line.rpartition(" - ")[2] for line in said if "| ERROR" in line} <= {"interrupted"}
 
 
 AFTER_THE_CALLBACK = {

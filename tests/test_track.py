@@ -121,6 +121,17 @@ def test_an_error_decides_the_status_of_the_run_and_its_parent(project, error, s
         assert run.data.tags["dejavu.failure"] == (str(error) or unsaid)
 
 
+def test_a_run_that_fails_at_an_interrupt_was_interrupted(project):
+    with pytest.raises(ValueError), Tracker.open(project, "full") as tracker, tracker.child("search"):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise ValueError("Task run is not set")  # a library that ends what it has not begun
+    for run in all_runs(project).values():
+        assert run.info.status == "KILLED"
+        assert run.data.tags["dejavu.failure"] == "it was ended from outside"
+
+
 def test_artifacts_of_each_form(project, tmp_path):
     (tmp_path / "plan.yaml").write_text("stages: 2\n")
     figure = Figure()

@@ -1,4 +1,4 @@
-"""The two kinds of failure that a user can act on; their messages are whole sentences."""
+"""The two kinds of failure that a user can act on, whose messages are whole sentences; and what an interrupt became."""
 
 
 class DejavuError(Exception):
@@ -15,3 +15,10 @@ class InputError(DejavuError):
     def __init__(self, message: str, field: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.field = field
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return whether an error is an interrupt, or was raised while one was handled: a library may fail at it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None

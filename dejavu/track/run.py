@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dejavu.foundation.errors import was_interrupted
 from dejavu.track.database import local_path
 from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
 from dejavu.track.server import FAILURE_TAG, Server
@@ -240,9 +241,11 @@ class Run:
         try:
             yield
         except BaseException as error:
-            killed = not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
+            interrupted = was_interrupted(error)
+            killed = interrupted or not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
             status = "KILLED" if killed else "FAILED"
-            self.tags({FAILURE_TAG: str(error) or ("it was ended from outside" if killed else type(error).__name__)})
+            said = "" if interrupted else str(error)
+            self.tags({FAILURE_TAG: said or ("it was ended from outside" if killed else type(error).__name__)})
             raise
         finally:
             self._recorder.record(
