@@ -260,18 +260,24 @@ def test_a_run_that_was_killed_with_its_worker_becomes_crashed(running: Project)
     worker = next(process for process in found(running).processes if process.name == "worker")
     result = running.typed("prefect", "deployment", "run", "dejavu/full", "--param", "workload=long")
     assert result.returncode == 0, result.stdout + result.stderr
+    api = service_record.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
+    heartbeats = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
+
+    def has_a_heartbeat() -> bool:  # sent as the run begins; of one that was killed before nothing can be missed
+        return httpx.post(f"{api}/events/filter", json=heartbeats, trust_env=False).json()["total"] > 0
+
     assert eventually((running.folder / "long.txt").exists)
+    assert eventually(has_a_heartbeat)
     for process in family([worker]):
         process.kill()
     assert eventually(lambda: service_record.status(running.folder) is None)
-    api = service_record.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
     wanted = {"flow_runs": {"state": {"type": {"any_": ["CRASHED"]}}}}
 
     def has_crashed() -> bool:
         return len(httpx.post(f"{api}/flow_runs/filter", json=wanted, trust_env=False).json()) == 1
 
     assert eventually(has_crashed, patience_seconds=SILENCE_SECONDS + PATIENCE_SECONDS)
-    services.up(running.folder, prefect_port=free_port(), mlflow_port=free_port(), say=running.said.append)
+    services.up(running.folder, say=running.said.append)
     (running.folder / "long.txt").unlink()
 
 
