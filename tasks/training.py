@@ -109,7 +109,7 @@ def try_initializations(
 
     def on_rung(rung: Rung) -> None:
         number, best = len(rung.survivors), rung.best_score
-        said = "successive halving, rung of %d steps: %d of %d trials promoted, best running loss %.4f"
+        said = "successive halving, rung of %d steps: %d of %d trials kept, best running loss %.4f"
         log.info(said, rung.steps, number, len(rung.draws), best)
 
     gpus = torch.cuda.device_count()

@@ -40,6 +40,10 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["standing"] == found.standing
 
 
+def test_a_default_draw_that_wins_alone_is_below_no_other() -> None:
+    assert compared(1.0, 1.0, winner=Draw(seed=3)).standing is Standing.ALONE
+
+
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [

@@ -192,6 +192,27 @@ def test_biases_can_be_none() -> None:
         assert key.endswith("weight") or not value.any()
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(nn.LSTM, 3, 4, num_layers=2, bidirectional=True),
+        partial(nn.GRUCell, 3, 4),
+        partial(nn.RNN, 3, 4),
+        partial(nn.MultiheadAttention, 4, 2),
+        partial(nn.Conv2d, 3, 4, 3),
+    ],
+    ids=lambda build: build.func.__name__,
+)
+def test_biases_are_known_whatever_a_module_calls_them(build: partial[nn.Module]) -> None:
+    plain, drawn = (
+        draw_layer(LayerBuilder("layer", build), Draw(bias=bias, seed=3), position=1, depth=3).state_dict()
+        for bias in (1.0, 0.5)
+    )
+    assert any("bias" in key for key in plain)
+    for key, value in plain.items():
+        assert torch.equal(drawn[key], value * 0.5 if "bias" in key else value)
+
+
 def outputs_of(module: Layers, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     """What each linear map gives less its bias."""
     found: dict[str, torch.Tensor] = {}

@@ -73,5 +73,9 @@ def roles(
                 yield parameter, "head"
             else:
                 yield parameter, "residual" if path in builder.residual else "hidden"
-        elif own_name.endswith("bias") and any(own.dim() >= 2 for own in owner.parameters(recurse=False)):
+        elif _is_bias(own_name) and any(own.dim() >= 2 for own in owner.parameters(recurse=False)):
             yield parameter, "bias"
+
+
+def _is_bias(own_name: str) -> bool:
+    return own_name.endswith("bias") or own_name.startswith("bias_")  # in_proj_bias; bias_ih_l0 of recurrent layers

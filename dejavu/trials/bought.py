@@ -23,6 +23,7 @@ class Standing(StrEnum):
     BELOW = "below every default draw"
     AMONG = "among the default draws"  # so other seeds explain it
     ABOVE = "above every default draw"
+    ALONE = "the only default draw"  # the winner itself: nothing to compare it with
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Bought:
         others = list(self.default_losses)
         if self.is_default and self.winner_loss in others:
             others.remove(self.winner_loss)
+        if not others:
+            return Standing.ALONE
         if all(self.winner_loss < loss for loss in others):
             return Standing.BELOW
         return Standing.ABOVE if all(self.winner_loss > loss for loss in others) else Standing.AMONG
