@@ -306,6 +306,7 @@ class _Planning:
         """
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
+        most = plural(counts[-1], "microbatch")
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
         widths = self.prices.widths_left_out
         others += f", where {widths}" if widths else ""
@@ -315,7 +316,7 @@ class _Planning:
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
             answer = Question(PROVER, last, EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
-                return answer, f"in {counts[-1]} microbatches{others}: {answer}"
+                return answer, f"in {most}{others}: {answer}"
         missed = self._missed(last)
         reason = str(missed[-1]) if missed else "the plans that were found do not fit their memory"
         if proved:
@@ -323,7 +324,7 @@ class _Planning:
         found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
         return (
             found,
-            f"no plan was found under {names} in {counts[-1]} microbatches{others}, which proves nothing: {reason}",
+            f"no plan was found under {names} in {most}{others}, which proves nothing: {reason}",
         )
 
     def _missed(self, priced: PricedProblem) -> list[Infeasible | NotFound]:
