@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,8 +12,8 @@ import torch
 
 from benchmarks.search import restarts
 from benchmarks.search.generated import heterogeneous
-from dejavu.plans import DoesNotFitError, NoPlanError, Problem, check, price, solved, step_seconds
-from dejavu.plans.stage_costs import PlanError
+from dejavu.plans import DoesNotFitError, Infeasible, NoPlanError, Problem, check, price, solved, step_seconds
+from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.search import Differentiable, Exact
 from dejavu.search.differentiable.decode import Decoder
 from dejavu.search.differentiable.relaxed import Point, Relaxation
@@ -188,6 +189,20 @@ def test_tiny_problems_are_solved_to_the_end_and_proved() -> None:
             proved += 1
             assert found.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
     assert proved > 50
+
+
+@pytest.mark.parametrize("layer", [0, 1, 10, 19])
+def test_a_layer_that_fits_nowhere_is_proved_without_a_warning(layer: int) -> None:
+    """Also where no stage from the first layer on fits, so that no device has a speed to be priced by."""
+    for seed in range(3):
+        problem = mixed(seed)
+        assert isinstance(problem.costs, AdditiveCosts)
+        fixed_bytes_CL = problem.costs.fixed_bytes_CL.copy()
+        fixed_bytes_CL[:, layer] = 2 * problem.costs.capacity_bytes_C.max()
+        tight = replace(problem, costs=replace(problem.costs, fixed_bytes_CL=fixed_bytes_CL))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert isinstance(Differentiable().run(tight, budget_seconds=60.0), Infeasible)
 
 
 def test_mixed_devices_are_planned_within_a_percent() -> None:

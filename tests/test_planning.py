@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,7 +34,17 @@ from dejavu.planning.planner import PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
-from dejavu.plans import Infeasible, NoPlanError, NotFound, Plan, Problem, Stage, StageConfiguration, price
+from dejavu.plans import (
+    Infeasible,
+    NoPlanError,
+    NotFound,
+    Plan,
+    Problem,
+    SearchResult,
+    Stage,
+    StageConfiguration,
+    price,
+)
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -409,6 +420,26 @@ def test_no_plan_is_proved_only_where_none_of_both_directions_can_fit(
     with pytest.raises(NoPlanError) as refused:
         answer(as_request(folder, given, schedules=("1f1b", "chimera")), given)
     assert isinstance(refused.value.answer, outcome)
+
+
+@pytest.mark.parametrize("schedules", [("1f1b",), ("1f1b", "chimera"), ("chimera",)], ids="-".join)
+@pytest.mark.parametrize("searches", [(name,) for name in SEARCHES] + [("exact", "mcmc"), ()], ids="-".join)
+def test_where_no_plan_fits_what_the_searches_said_is_why(
+    folder: Path, searches: tuple[str, ...], schedules: tuple[str, ...]
+) -> None:
+    """Also where only baselines are asked, and where plans of both directions were tried, which no search looks for."""
+    given = only_in_both_directions(11.0)
+    asked = as_request(folder, given, schedules=schedules, searches=searches)
+    with pytest.raises(NoPlanError) as refused:
+        answer(asked, given)
+    answers = [named(SEARCHES, name)().run(given.problem) for name in searches or (PROVER,)]
+    assert not any(isinstance(one, SearchResult) for one in answers)
+    proofs = [one for one in answers if isinstance(one, Infeasible)]
+    if isinstance(refused.value.answer, Infeasible):  # said by the search that proves, whoever was asked
+        assert proofs
+        return
+    begins = {re.sub(r" in .*", "", str(one), flags=re.S) for one in proofs or answers}  # what follows may be a time
+    assert any(begin in str(refused.value) for begin in begins), refused.value
 
 
 TIGHT = [(0.5, tuple(SCHEDULES)), (0.25, tuple(SCHEDULES)), (0.3, ("zbv", "1f1b"))]

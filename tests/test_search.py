@@ -16,6 +16,7 @@ import pytest
 from benchmarks.search.generated import heterogeneous
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
+from dejavu.foundation.units import plural
 from dejavu.importers.alpa.cases import load_case
 from dejavu.plans import (
     DoesNotFitError,
@@ -226,7 +227,7 @@ def test_where_too_few_stages_are_allowed_the_number_that_would_do_is_named() ->
             problem = replace(free, max_stages=max_stages)
             if answer(Exact(), problem) is not None:
                 continue
-            with pytest.raises(NoPlanError, match=rf"at most {max_stages} stages \(max_stages; \d") as error:
+            with pytest.raises(NoPlanError, match=rf"at most {plural(max_stages, 'stage')} \(max_stages; \d") as error:
                 solved(Exact().run(problem))
             enough = int(str(error.value).split("max_stages; ")[1].split()[0])
             assert enough > max_stages

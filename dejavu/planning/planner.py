@@ -306,6 +306,7 @@ class _Planning:
         """
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
+        most = plural(counts[-1], "microbatch")
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
         widths = self.prices.widths_left_out
         others += f", where {widths}" if widths else ""
@@ -315,17 +316,23 @@ class _Planning:
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
             answer = Question(PROVER, last, EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
-                return answer, f"in {counts[-1]} microbatches{others}: {answer}"
-        own = [row for row in self.rows if row.priced is last and row.search not in QUICK]
-        said = next((str(row.answer) for row in reversed(own) if not isinstance(row.answer, SearchResult)), "")
-        reason = said or "the plans that were found do not fit their memory"
+                return answer, f"in {most}{others}: {answer}"
+        missed = self._missed(last)
+        reason = str(missed[-1]) if missed else "the plans that were found do not fit their memory"
         if proved:
             reason = f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
         found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
         return (
             found,
-            f"no plan was found under {names} in {counts[-1]} microbatches{others}, which proves nothing: {reason}",
+            f"no plan was found under {names} in {most}{others}, which proves nothing: {reason}",
         )
+
+    def _missed(self, priced: PricedProblem) -> list[Infeasible | NotFound]:
+        """Return why the searches that were asked found no plan of this problem; a proof that there is none is last."""
+        asked = self.request.searches or (PROVER, *FURTHER)
+        rows = [row for row in self.rows if row.priced is priced]
+        missed = [row.answer for row in rows if isinstance(row.answer, NotFound) and row.search in asked]
+        return [*missed, *(row.answer for row in rows if isinstance(row.answer, Infeasible))]
 
     def _is_proved_empty(self, priced: PricedProblem) -> bool:
         """Return whether a search proved that no plan with one stage on each rank fits."""

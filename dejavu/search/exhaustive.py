@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+from dejavu.foundation.units import plural
 from dejavu.plans import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage
 from dejavu.plans.stage_costs import PlanError
 from dejavu.search._base import Incumbent, Search, TooLargeError
@@ -46,7 +47,7 @@ class Exhaustive(Search):
             return best.not_found(Obstacle.OUT_OF_TIME, late)
         if best.plan is None:
             why = f"none of the {count:,} plans fits; the last one looked at: {complaint}"
-            few = "" if problem.max_stages is None else f" in at most {problem.max_stages} stages"
+            few = "" if problem.max_stages is None else f" in at most {plural(problem.max_stages, 'stage')}"
             return best.infeasible(why if count else f"no stage configurations together fit the devices{few}")
         return best.result(lower_bound_seconds=best.step_seconds)
 

@@ -202,8 +202,11 @@ class _Rounding:
         """Plans at prices by the speed of device types, for a ladder of bottlenecks.
 
         Returns:
-            Whether it is proved that there is no plan: a beam under no limit ended empty, and dropped nothing.
+            Whether it is proved that there is no plan: no stages cover the layers, or a beam under no limit ended
+            empty, and dropped nothing.
         """
+        if self._least_sum == np.inf:  # no stages cover the layers, whatever the devices: nothing to price them by
+            return True
         for width in _FIRST_WIDTHS:
             for bill in _FIRST_BILLS:
                 if self._best.plan is None and (width == _FIRST_WIDTHS[0] or self._best.remaining_seconds > 0):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bytes, plural
 from dejavu.plans import Problem
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts
 from dejavu.search.shared.clock import SearchClock
@@ -77,7 +77,7 @@ def _too_few_stages(problem: Problem, clock: _Time) -> str:
         if fits is None:
             break
         lo, hi = (lo, middle) if fits else (middle, hi)
-    return f", at most {problem.max_stages} stages (max_stages; {hi} would do)"
+    return f", at most {plural(problem.max_stages, 'stage')} (max_stages; {hi} would do)"
 
 
 def _layer_in_no_stage(problem: Problem) -> int | None:
