@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,8 +127,10 @@ def _planned_job(
     choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=seconds, seed=wanted.seed))
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
     binding = bind(choice.priced.problem, choice.plan, machines) if team is None else team.binding
+    # The workers' plans are of whole sequences and one copy of the model, also where the one pipeline's is not.
+    trained = choice.plan if team is None else replace(choice.plan, slices=(), both_ways=False)
     job = TrainingJob(
-        workload=as_planned(wanted, choice.plan),
+        workload=as_planned(wanted, trained),
         binding=binding,
         draw=Draw(seed=wanted.seed),
         start_from=None,

@@ -55,6 +55,24 @@ def with_frozen(*, layers: list[int]) -> nn.Sequential:
     return chain
 
 
+class WithoutGradients(nn.Module):
+    """Computes what a module does, without gradients, as a fixed backbone is used."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return self.module(x)
+
+
+def on_fixed(*, layer: int | None) -> nn.Sequential:
+    """Four layers, of which one computes without gradients."""
+    layers = [nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)]
+    return nn.Sequential(*(WithoutGradients(one) if k == layer else one for k, one in enumerate(layers)))
+
+
 class Breaks(nn.Module):
     """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
 

@@ -20,7 +20,7 @@ from dejavu.cost.work import recomputed_share
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of, without_family
-from dejavu.graphs.layer_trace import is_view
+from dejavu.graphs.layer_trace import CaptureError, is_view
 from dejavu.init import Draw
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
@@ -155,6 +155,32 @@ def test_layers_of_a_kind_differ_in_their_names_alone(name: str) -> None:
 def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
     assert capture(ZOO[name], reuse=False) == graph_of(name)
     assert graph_of(name).microbatch_size == ZOO[name].microbatch_size
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_layer_that_computes_without_gradients_has_no_backward_pass(position: int) -> None:
+    """As trainings have it; what is on either side is as it was."""
+    fixed, whole = (capture(_on_fixed(layer)).layers for layer in (position, None))
+    for k, (layer, other) in enumerate(zip(fixed, whole, strict=True)):
+        ways = {operator.direction for operator in layer.operators}
+        assert layer.output_shape == other.output_shape and layer.parameter_bytes == other.parameter_bytes
+        assert (
+            "backward" not in ways and not layer.activation_bytes
+            if k == position
+            else layer.operators == other.operators
+        )
+
+
+def test_scores_without_a_gradient_are_refused() -> None:
+    with pytest.raises(CaptureError, match="layer '3' gives scores without a gradient; wanted some that"):
+        capture(_on_fixed(3))
+
+
+def _on_fixed(layer: int | None) -> Workload:
+    options = {"layer": layer}
+    return Workload(
+        model="tests.own_models:on_fixed", model_options=options, data="digits", batch_size=8, num_microbatches=2
+    )
 
 
 def test_layers_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,18 @@ def test_operators_add_up_to_the_captured_layers(model: str, tmp_path: Path) -> 
         assert layers.compute_seconds_P[p] == pytest.approx(REPLICAS * seconds)
 
 
+@pytest.mark.parametrize("layer", range(3))
+def test_a_layer_that_computes_without_gradients_is_captured(layer: int, tmp_path: Path) -> None:
+    options = {"layer": layer}
+    asked = Workload(
+        model="tests.own_models:on_fixed", model_options=options, data="digits", batch_size=8, num_microbatches=2
+    )
+    found = captured_operators(asked, device(), tmp_path)
+    assert len(found.arrays) == sum(
+        len([op for op in one.operators if op.direction == "forward"]) for one in found.graph.layers
+    )
+
+
 def test_gradients_belong_to_the_operators_that_they_are_of() -> None:
     with fake_tensors(FakeMode(allow_non_fake_inputs=False)):
         module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(dim=-1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ from dejavu.virtual_workers import NoTeam, SharedSums, Team, Teams, balanced, di
 from dejavu.virtual_workers.shares import MOST_UNITS, num_units
 from dejavu.virtual_workers.team import together
 from dejavu.workload import Workload
+from dejavu.workload.data_settings import SyntheticSettings
+from dejavu.workload.slices import slice_lengths
+from flows.launching import job_to_launch
 from tests.launching import DRAW
 
 EXAMPLES = sorted(Path("examples/clusters").glob("*.yaml"))
@@ -180,6 +184,60 @@ def test_its_sentences_say_what_is_predicted(planned: Team) -> None:
     for seconds in (planned.step_seconds, planned.sum_seconds, planned.alone.simulated_seconds):
         assert format_seconds(seconds) in said
     assert "None" not in said and planned.to_dict()["workers"][0]["examples"] == planned.workers[0].num_examples
+
+
+GPT = Workload(
+    model="gpt",
+    model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
+    data="synthetic",
+    synthetic=SyntheticSettings(num_classes=32),
+    sequence_length=16,
+    batch_size=8,
+    num_microbatches=2,
+    schedule="1f1b",
+    num_steps=2,
+)
+TWO_TYPES = Path("examples/clusters/two-generations.yaml")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Team:
+    return _team_of(GPT.model_copy(update={"slices": 1}))
+
+
+def _team_of(workload: Workload) -> Team:
+    planner = Planner()
+    request = PlanRequest(workload, load_cluster(TWO_TYPES), searches=("exact",), budget_seconds=1.0)
+    team = Teams(planner.plan(request), planner).best()
+    assert isinstance(team, Team)
+    return team
+
+
+@pytest.mark.parametrize("slices", [2, (12, 4)])
+def test_workers_run_whole_sequences_whatever_slices_the_one_pipeline_has(
+    slices: int | tuple[int, ...], whole: Team
+) -> None:
+    found = _team_of(GPT.model_copy(update={"slices": slices}))
+    assert found.alone.plan.slices, "or nothing is asked"
+    assert [one.choice.plan.slices for one in found.workers] == [()] * len(found.workers)
+    assert found.step_seconds == whole.step_seconds and found.tried == whole.tried
+
+
+def test_a_job_of_virtual_workers_is_of_whole_sequences(tmp_path: Path) -> None:
+    asked = GPT.model_dump(mode="json", include=GPT.model_fields_set) | {"slices": 2}
+    (tmp_path / "w.yaml").write_text(json.dumps(asked))
+    job = job_to_launch(tmp_path / "job", tmp_path / "w.yaml", TWO_TYPES, 1.0, "always")
+    assert job.binding.workers and slice_lengths(job.workload) == () and not job.workload.both_ways
+
+
+@pytest.mark.parametrize("told", [{}, {"schedules": ("chimera",)}])
+def test_there_are_no_virtual_workers_of_two_copies_each(told: dict[str, tuple[str, ...]]) -> None:
+    given = GPT.model_dump(include=GPT.model_fields_set) | {"schedule": "auto" if told else "chimera"}
+    workload = Workload.model_validate(given)
+    planner = Planner()
+    request = PlanRequest(workload, load_cluster(TWO_TYPES), searches=("exact",), budget_seconds=0.5, **told)
+    found = Teams(planner.plan(request), planner).best()
+    assert isinstance(found, NoTeam) and "one copy of the model" in what_a_team_yields(found)
 
 
 def test_one_device_is_no_team() -> None:

@@ -102,7 +102,9 @@ def test_a_changed_cluster_is_the_one_whose_file_says_so(a100: int, l4: int, tmp
         (["2xh100"], [], r"has no nodes called 'h100' or with such devices; it has a100 \(2 × A100"),
         (["a100"], [], "found no number of nodes and name; wanted such as --add 2xa100"),
         (["0xa100"], [], "found no number of nodes"),
-        ([], ["3xa100"], "--remove 3xa100: a100 has 2 in "),
+        ([], ["3xa100"], r"--remove 3xa100: a100 has 2 in \S+; wanted at most that"),
+        (["1xa100"], ["4xa100"], r"--remove 4xa100: a100 has 3 in \S+, after the other changes; wanted at most that"),
+        ([], ["1xl4", "3xL4"], r"--remove 3xL4: l4 has 2 in \S+, after the other changes; wanted at most that"),
         ([], ["2xa100", "3xl4"], "leaves no node"),
     ],
 )
@@ -265,6 +267,18 @@ def test_what_is_proved_late_is_late(tmp_path: Path) -> None:
     assert not nothing.is_in_time and Cheapest(nothing.goal, (nothing,), "USD").best is None
     in_time = cheapest(Goal(1.0, math.inf), [file], request, plan)
     assert all(row.is_in_time and not row.is_proved_late for row in in_time.rows)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_nodes_of_one_name_in_two_files_are_told_apart(same: bool, tmp_path: Path) -> None:
+    files = [write(tmp_path, 1, 1, name=name) for name in ("one.yaml", "other.yaml")]
+    if not same:
+        files[1].path.write_text(files[1].path.read_text().replace("a100", "gpu").replace("l4", "small"))
+    request, plan, names = planned(tmp_path, files[0])
+    found = cheapest(Goal(1e8, math.inf), files, request, plan)
+    assert len(set(names)) == len(names) == len(found.rows) == 4
+    assert all((str(file.path) in " ".join(names)) == same for file in files)
+    assert found.best is not None and f"{found.best.answered.case.name}, predicted" in what_is_cheapest(found)
 
 
 def test_of_many_nodes_those_that_decide_are_planned(tmp_path: Path) -> None:

@@ -73,9 +73,14 @@ def trace_layer(
             end = loss(output) if loss else output
         recorder.direction = "backward"
         wanted = [tensor for tensor in (inputs, *module.parameters()) if tensor.requires_grad]
+        if loss and wanted and end.grad_fn is None:
+            raise CaptureError(
+                f"layer {builder.name!r} gives scores without a gradient; wanted some that are computed differentiably "
+                "of its input or its weights"
+            )
         arriving = torch.ones_like(end)
         with recorder:
-            if wanted:
+            if wanted and end.grad_fn is not None:  # what is computed without gradients has no backward pass
                 torch.autograd.grad(end, wanted, arriving, allow_unused=True)
         alive, alive_recomputed = (
             footprint(module, received, loss, recompute=again, kind=kind) for again in (False, True)

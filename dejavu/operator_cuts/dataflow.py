@@ -55,7 +55,7 @@ def trace_flow(module: torch.nn.Module, inputs: torch.Tensor, loss: Loss | None)
     arriving = torch.ones_like(end)
     watch.is_backward = True
     with watch:
-        if wanted:
+        if wanted and end.grad_fn is not None:
             torch.autograd.grad(end, wanted, arriving, allow_unused=True)
     return watch.flow(crosses_end=loss is None), output
 

@@ -15,6 +15,7 @@ from dejavu.planning import Choice, Planner, PlanRequest, Prices
 from dejavu.planning.questions import QUICK, Question
 from dejavu.plans import NoPlanError, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import CHIMERA
 from dejavu.runtime.layout import World
 from dejavu.simulation import simulate_plan, stages_of
 from dejavu.virtual_workers.divisions import MOST_WORKERS, Division, WorkerDevices, divisions
@@ -26,6 +27,7 @@ SKETCH_SECONDS = 1.0  # for the exact search of one quick plan
 QUICK_SIZES = 4  # of microbatches, for quick plans
 WHOLE = 2  # divisions that are planned as a whole, the best of the quick ones
 PROVER = "exact"
+ONE_COPY = f"each runs one copy of the model, and the plan may use schedule {CHIMERA} alone, which runs two."
 
 
 class NoTeam(NamedTuple):
@@ -33,11 +35,15 @@ class NoTeam(NamedTuple):
 
     Attributes:
         tried: the divisions that were considered; empty: the devices cannot be divided.
+        reason: why none was considered at all; empty: some were, or the devices cannot be divided.
     """
 
     tried: tuple[Tried, ...]
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"No virtual workers: {self.reason}"
         if not self.tried:
             return f"No virtual workers: the devices cannot be divided among 2 to {MOST_WORKERS} of them."
         return f"No virtual workers: in none of {len(self.tried)} divisions was a plan found for each worker."
@@ -118,6 +124,8 @@ class Teams:
 
     def best(self) -> Team | NoTeam:
         """Return the team with the least predicted step, however it compares with one pipeline."""
+        if not self._request.listed_schedules:
+            return NoTeam((), ONE_COPY)
         rows, every = list[_Row](), divisions(self._request.cluster)
         for done, division in enumerate(every):
             self._tell(f"virtual workers: {division.name}", done, len(every))
@@ -232,9 +240,9 @@ class Teams:
     def _planned(self, worker: WorkerDevices, examples: int, degree: int) -> Choice | None:
         key = (worker.kind_in(self._request.cluster), examples, degree)
         if key not in self._whole:
-            asked, own = self._request_of(worker, degree), self._request.workload
-            batch = {"batch_size": examples * own.accumulate, "num_microbatches": 1}
-            asked = replace(asked, workload=own.model_copy(update=batch))
+            asked = self._request_of(worker, degree)
+            batch = {"batch_size": examples * asked.workload.accumulate, "num_microbatches": 1}
+            asked = replace(asked, workload=asked.workload.model_copy(update=batch))
             try:
                 self._whole[key] = self._planner.plan(asked, Prices(asked, graph_at=self._alone.prices.graph))
             except NoPlanError:

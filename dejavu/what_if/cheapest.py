@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,12 +125,14 @@ def cheapest(
     if tokens_in_a_step(request.workload) is None:
         raise InputError(f"--tokens: the examples of {request.workload.model} on {request.workload.data} are no tokens")
     found: list[Trained] = []
+    in_files = Counter(group for file in files for group in file.counts)
     for file in files:
         for group in file.counts:
             lowest, most = nodes or (1, file.counts[group])
 
             def trained(number: int, file: NodeFile = file, group: str = group) -> Trained:
-                cluster = replace(file.with_counts({group: number}), name=f"{number} × {group}")
+                where = f" of {file.path}" if in_files[group] > 1 else ""
+                cluster = replace(file.with_counts({group: number}), name=f"{number} × {group}{where}")
                 (answered,) = answer([Case(cluster.name, replace(request, cluster=cluster))], plan)
                 return Trained(answered, goal, number)
 

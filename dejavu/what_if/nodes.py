@@ -82,7 +82,10 @@ def changed(file: NodeFile, added: Sequence[tuple[int, str]], removed: Sequence[
     for number, name in removed:
         group = file.group_named(name)
         if number > counts[group]:
-            raise InputError(f"--remove {number}x{name}: {group} has {counts[group]} in {file.path}")
+            after = "" if counts[group] == file.counts[group] else ", after the other changes"
+            raise InputError(
+                f"--remove {number}x{name}: {group} has {counts[group]} in {file.path}{after}; wanted at most that"
+            )
         counts[group] -= number
     if not any(counts.values()):
         raise InputError(f"--remove leaves no node of {file.path}; wanted one at least")
