@@ -27,6 +27,8 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
+from dejavu.planning.considered import stages_table
+from dejavu.planning.sentences import OTHER_WAYS
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.orders import both_ways_orders
 from dejavu.plans.priced_problem import PassCost, PricedProblem
@@ -496,6 +498,9 @@ def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatch
         for name, one in run.timelines.items()
     }
     assert shown["simulated"] == shown["measured"] and len(shown["measured"]) == 2 * P * B
+    text = Page(page(run)).text
+    for rank in range(P):
+        assert f"rank {rank}: stages {', '.join(map(str, sorted({rank, P - 1 - rank})))}" in text
     rows = run.trace["traceEvents"]
     assert {row["args"]["stage"] for row in rows if row["ph"] == "X"} == set(range(P))
     lanes = [{row["args"]["name"] for row in rows if row["name"] == "thread_name" and row["pid"] == k} for k in (0, 1)]
@@ -538,6 +543,30 @@ def test_the_plan_of_the_run_is_marked(run, html):
     assert any(row.startswith(f"✔ {run.choice.origin.search} ") for row in marked)
     assert any(row.startswith(f"✔ {run.winner.draw} ") for row in marked)
     assert any(row.startswith("✔ this one ") for row in marked)
+
+
+@pytest.mark.parametrize("search", ["exact", *OTHER_WAYS])
+def test_a_bound_stands_beside_plans_of_which_it_is_proved(run: ReportData, search: str) -> None:
+    """As in the terminal's table and in JSON: of both directions and of slices nothing is proved."""
+    row = run.choice.considered[-1]
+    choice = replace(run.choice, considered=(*run.choice.considered, replace(row, search=search)))
+    html = Page(page(replace(run, choice=choice))).text
+    bound = format_seconds(choice.simulated_bound_seconds(row.num_microbatches))
+    shown = (
+        f"{search} {row.num_microbatches} {row.shown.plan.schedule_name} {format_seconds(row.shown.simulated_seconds)}"
+    )
+    assert f"{shown} {'–' if search in OTHER_WAYS else bound} " in html
+    assert f"the bound below which no plan{run.within} is simulated." in html
+
+
+@pytest.mark.parametrize("num_layers", [3, 4, 7])
+def test_a_stage_of_one_layer_has_one_number(num_layers: int) -> None:
+    choice = make_choice(num_layers, 3, "1f1b")
+    for cuts in itertools.combinations(range(1, num_layers), 2):
+        spans = [*itertools.pairwise((0, *cuts, num_layers))]
+        plan = Plan(tuple(Stage(a, b, StageConfiguration("core")) for a, b in spans), "1f1b", 8)
+        table = stages_table(replace(choice, chosen=choice.candidate(plan)))
+        assert list(table.columns[0].cells) == [f"{a}" if b == a + 1 else f"{a}–{b - 1}" for a, b in spans]
 
 
 def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):

@@ -75,7 +75,8 @@ def topology_svg(binding: Binding, cluster: Cluster, uses: Sequence[LinkUse]) ->
 
     An arc is the thicker the busier it is. Hosts without a rank are counted, not drawn.
     """
-    hosts = _ranks_by_host(binding)
+    hosts, plan = _ranks_by_host(binding), binding.plan
+    stages = [sorted({seat % len(plan.stages) for seat in seats}) for seats in plan.seats_of_ranks]
     idle = Counter(device.host for device in cluster.devices())
     idle.subtract(placed.device.host for placed in binding.placements)
     parts, y, middle_of = list[str](), 2, dict[int, int]()
@@ -89,7 +90,7 @@ def topology_svg(binding: Binding, cluster: Cluster, uses: Sequence[LinkUse]) ->
             middle_of.setdefault(rank, at + RANK_PIXELS // 2)
             box = f'x="10" y="{at + 2}" width="{BOX_PIXELS - 18}" height="{RANK_PIXELS - 4}"'
             parts.append(f'<rect class="device" {box} rx="4"/>')
-            parts.append(_text(18, at + 19, f"rank {rank}: {_stages(binding.plan.ranks[rank])}"))
+            parts.append(_text(18, at + 19, f"rank {rank}: {_stages(stages[rank])}"))
             parts.append(_text(18, at + 35, _devices(devices), "quiet"))
             at += RANK_PIXELS
         parts += [_text(18, at + 17, one, "quiet") for one in unused]
