@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
+from dejavu.binding import bind
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.priced_problem import as_planned
 from dejavu.cost.trainings.steps import Basis
@@ -29,6 +30,7 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem, SlicePrices
 from dejavu.plans.schedule import OF_FEW, SCHEDULES, torch_actions
 from dejavu.plans.slicing import best_slices
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.report.topology import links_used
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.schedules import PIPELINE_SCHEDULES, simulate_schedule
 from dejavu.simulation import StageSeconds, both_ways_seconds, price_of_simulated, simulate, simulate_plan
@@ -126,6 +128,46 @@ def test_both_directions_are_simulated_as_the_schedule_is(P: int, B: int) -> Non
         if transfer == 0.0:  # with them, ours has links that both copies share
             assert ours.step_seconds == pytest.approx(other.step_seconds)
             assert ours.bubble_fraction == pytest.approx(other.bubble_fraction)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["1f1b", "zbv", "interleaved_1f1b", "in slices", "both ways"])
+def test_links_carry_what_the_simulation_sends(way: str, seed: int) -> None:
+    """Cut by cut of other sizes: those of both copies, and all slices."""
+    rng = np.random.default_rng(seed)
+    P, B, N = int(rng.choice([2, 4])), int(rng.choice([4, 6, 8])), 3 if way == "in slices" else 1
+    schedule = way if way in SCHEDULES else "1f1b"
+    S = P * SCHEDULES[schedule].stages_per_rank
+    priced = replace(priced_of(np.full(S, 0.5), B, N), accumulate=int(rng.integers(1, 4)))
+    priced = replace(priced, problem=replace(priced.problem, cut_bytes_L1=rng.uniform(1e6, 9e6, S + 1)))
+    plan = plan_of(tuple(range(S + 1)), schedule, B, N, both_ways=way == "both ways")
+    kind = replace(catalogue()[H200], name="gpu")
+    group = NodeGroup("g", 1, (), (("gpu", P),), Link(50e9, 1e-5))
+    hardware = Cluster("test", (group,), {"gpu": kind}, {})
+    found, sent = simulate_plan(priced, plan), dict[tuple[int, ...], float]()
+    for message in found.messages:
+        cut = plan.seats[message.stage + (message.name[0] == "F")].start
+        ends = tuple(sorted((message.rank, message.to_rank)))
+        size = priced.accumulate * priced.problem.cut_bytes_L1[cut]
+        sent[ends] = sent.get(ends, 0.0) + size
+    links = links_used(bind(priced.problem, plan, hardware), hardware, priced, found)
+    assert {(one.rank, one.to_rank): one.bytes_per_step for one in links} == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_critical_path_of_both_directions_adds_up(seed: int) -> None:
+    """Also where a rank's last work waits for the rank that holds the same layers."""
+    rng = np.random.default_rng(seed)
+    P, B = int(rng.choice([2, 4, 6])), int(rng.choice([2, 4, 6, 8]))
+    stages = [
+        StageSeconds(*rng.uniform(0.5, 2.0, 2), rng.uniform(0.1, 2.0), rng.uniform(0.0, 0.2)) for _ in range(2 * P)
+    ]
+    found = simulate(plan_of(tuple(range(P + 1)), "1f1b", B, both_ways=True), stages)
+    path = found.critical_path
+    assert path[0].start_seconds == 0.0 and path[-1].stop_seconds == found.step_seconds
+    assert [one.stop_seconds for one in path[:-1]] == pytest.approx([one.start_seconds for one in path[1:]])
+    assert {one for one in path if one.to_rank is None} <= set(found.events)
+    assert {one for one in path if one.to_rank is not None} <= set(found.messages)
 
 
 @pytest.mark.parametrize(("P", "B"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16), (6, 6), (8, 8), (8, 16)])

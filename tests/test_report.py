@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import math
 import re
@@ -26,7 +27,10 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
-from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.planning.considered import stages_table
+from dejavu.planning.sentences import OTHER_WAYS
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
+from dejavu.plans.orders import both_ways_orders
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES, Pass
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -48,7 +52,7 @@ from dejavu.report.summary import summary_rows
 from dejavu.report.timeline import IDLE, Work
 from dejavu.runtime.job import Evaluation, TrainingResult
 from dejavu.runtime.job.suspects import Suspect
-from dejavu.simulation import Simulation
+from dejavu.simulation import Simulation, StageSeconds, simulate
 from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
@@ -472,6 +476,59 @@ def test_waiting_is_what_the_rows_show(schedule: str) -> None:
         assert Work.ONCE in one.works and Work.WAIT in one.works
 
 
+@pytest.mark.parametrize(("P", "B"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 12)])
+def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatches(P: int, B: int) -> None:
+    """Simulated as measured: no stage that the plan does not have, and a pass has one name in both."""
+    choice = make_choice(12, P, "1f1b")
+    bounds = np.linspace(0, 12, P + 1).astype(int).tolist()
+    stages = tuple(Stage(a, b, StageConfiguration("core")) for a, b in itertools.pairwise(bounds))
+    binding = bind(choice.priced.problem, Plan(stages, "1f1b", B, both_ways=True), choice.request.cluster)
+    bound = choice.candidate(binding.plan)
+    ways = (Pass.FORWARD, Pass.BACKWARD)
+    passes = tuple(  # as `runtime.stage` numbers them, every pass a second
+        tuple(
+            Timed(one.stage, ways[one.direction], one.number + one.copy * B // 2, k, k + 1) for k, one in enumerate(row)
+        )
+        for row in both_ways_orders(P, B)
+    )
+    training = TrainingResult(0, (3.0,), 1.0, (), 0, None, "/run/checkpoints/1", (), passes)
+    run = ReportData(choice.request.workload, choice.request.cluster, choice, binding, bound, training=training)
+    shown = {
+        name: {(bar.rank, bar.stage, bar.name) for bar in one.bars if bar.work in (Work.FORWARD, Work.BACKWARD)}
+        for name, one in run.timelines.items()
+    }
+    assert shown["simulated"] == shown["measured"] and len(shown["measured"]) == 2 * P * B
+    text = Page(page(run)).text
+    for rank in range(P):
+        assert f"rank {rank}: stages {', '.join(map(str, sorted({rank, P - 1 - rank})))}" in text
+    rows = run.trace["traceEvents"]
+    assert {row["args"]["stage"] for row in rows if row["ph"] == "X"} == set(range(P))
+    lanes = [{row["args"]["name"] for row in rows if row["name"] == "thread_name" and row["pid"] == k} for k in (0, 1)]
+    assert lanes[1] <= lanes[0]
+    for row in rows:  # a message of a pass leaves the rank that ran it
+        if row["ph"] == "X" and row["pid"] == 1:
+            lane = next(
+                o["args"]["name"] for o in rows if o["ph"] == "M" and o.get("tid") == row["tid"] and o["pid"] == 1
+            )
+            assert (int(lane.split()[1]), row["args"]["stage"], row["name"]) in shown["measured"]
+
+
+@pytest.mark.parametrize("lengths", [(), (1,), (2, 2), (3, 2, 3)])
+def test_the_numbers_of_passes_say_what_they_count(lengths: tuple[int, ...]) -> None:
+    run = make_data(trained=False)
+    plan = replace(run.plan, slices=lengths)
+    simulation = simulate(plan, [StageSeconds(1.0, 2.0, 0.0)] * len(plan.stages))
+    run = replace(
+        run, bound=replace(run.bound, plan=plan, simulation=simulation), binding=replace(run.binding, plan=plan)
+    )
+    what = "slice" if len(lengths) > 1 else "microbatch"
+    chart = timeline_chart(run.timelines, run.rank_devices)
+    assert {t.hovertemplate.split(",")[0] for t in chart.data if t.name == "forward"} == {
+        f"<b>forward of {what} %{{text}}"
+    }
+    assert f"the number is the {what}" in texts(timeline_figure(simulation))
+
+
 def test_a_step_too_long_to_draw_is_drawn_from_its_beginning(monkeypatch):
     run = make_data()
     monkeypatch.setattr("dejavu.report.charts.steps.MOST_BARS", 40)
@@ -486,6 +543,30 @@ def test_the_plan_of_the_run_is_marked(run, html):
     assert any(row.startswith(f"✔ {run.choice.origin.search} ") for row in marked)
     assert any(row.startswith(f"✔ {run.winner.draw} ") for row in marked)
     assert any(row.startswith("✔ this one ") for row in marked)
+
+
+@pytest.mark.parametrize("search", ["exact", *OTHER_WAYS])
+def test_a_bound_stands_beside_plans_of_which_it_is_proved(run: ReportData, search: str) -> None:
+    """As in the terminal's table and in JSON: of both directions and of slices nothing is proved."""
+    row = run.choice.considered[-1]
+    choice = replace(run.choice, considered=(*run.choice.considered, replace(row, search=search)))
+    html = Page(page(replace(run, choice=choice))).text
+    bound = format_seconds(choice.simulated_bound_seconds(row.num_microbatches))
+    shown = (
+        f"{search} {row.num_microbatches} {row.shown.plan.schedule_name} {format_seconds(row.shown.simulated_seconds)}"
+    )
+    assert f"{shown} {'–' if search in OTHER_WAYS else bound} " in html
+    assert f"the bound below which no plan{run.within} is simulated." in html
+
+
+@pytest.mark.parametrize("num_layers", [3, 4, 7])
+def test_a_stage_of_one_layer_has_one_number(num_layers: int) -> None:
+    choice = make_choice(num_layers, 3, "1f1b")
+    for cuts in itertools.combinations(range(1, num_layers), 2):
+        spans = [*itertools.pairwise((0, *cuts, num_layers))]
+        plan = Plan(tuple(Stage(a, b, StageConfiguration("core")) for a, b in spans), "1f1b", 8)
+        table = stages_table(replace(choice, chosen=choice.candidate(plan)))
+        assert list(table.columns[0].cells) == [f"{a}" if b == a + 1 else f"{a}–{b - 1}" for a, b in spans]
 
 
 def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -381,9 +383,20 @@ def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     decision = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "f", None, 0.5, 0.03, "planned", "y", "r")
     notes.decided(decision)
     assert list(Notes.decisions(tmp_path)) == [decision]
-    next((tmp_path / "watch").glob("*.json")).write_text("{")
-    with pytest.raises(DejavuError, match="is no record of a plan"):
-        _ = notes.planned
+    (path,) = (tmp_path / "watch").glob("*.json")
+    whole = json.loads(path.read_text())
+    damages: list[Any] = [{}, [], 3, None]
+    for name, record in (("cluster", whole["cluster"]), ("plan", whole["plan"])):  # a key is gone, at any depth
+        damages += [whole | {name: other} for other in (None, [], 3, "x")]
+        damages += [whole | {name: {k: v for k, v in record.items() if k != gone}} for gone in record]
+    first, *others = whole["cluster"]["groups"]
+    for gone in ("name", "count", "hosts", "devices", "link"):
+        groups = [{k: v for k, v in first.items() if k != gone}, *others]
+        damages.append(whole | {"cluster": whole["cluster"] | {"groups": groups}})
+    for damaged in ("{", *map(json.dumps, damages)):
+        path.write_text(damaged)
+        with pytest.raises(DejavuError, match=rf"^{re.escape(str(path))} is no record of a plan .*; delete it"):
+            _ = notes.planned
 
 
 def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:

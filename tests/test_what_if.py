@@ -85,6 +85,26 @@ def test_nodes_are_named_by_group_or_device(
     assert {group.name: group.count for group in cluster.groups} == {k: n for k, n in wanted.items() if n}
 
 
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("second", range(3))
+def test_fewer_nodes_are_the_first_of_the_hosts_that_are_named(first: int, second: int, tmp_path: Path) -> None:
+    """Whatever another group's hosts are called: as a node of a group that is counted would be."""
+
+    def file(name: str, *groups: tuple[str, list[str]]) -> NodeFile:
+        nodes = [
+            f"- {{name: {one}, hosts: [{', '.join(hosts)}], devices: {{type: L4}}}}\n" for one, hosts in groups if hosts
+        ]
+        path = tmp_path / name
+        path.write_text("nodes:\n" + "".join(nodes) + "links: {default: {bandwidth: 25 Gbit/s}}\n")
+        return NodeFile(path)
+
+    groups = ("a", ["x", "y", "z"]), ("b", ["a-0", "a-1"])
+    whole = file("whole.yaml", *groups)
+    if first or second:
+        wanted = file("fewer.yaml", ("a", groups[0][1][:first]), ("b", groups[1][1][:second])).cluster
+        assert whole.with_counts({"a": first, "b": second}).fingerprint == wanted.fingerprint
+
+
 @pytest.mark.parametrize("a100", [1, 2, 3, 7])
 @pytest.mark.parametrize("l4", [0, 1, 4])
 def test_a_changed_cluster_is_the_one_whose_file_says_so(a100: int, l4: int, tmp_path: Path) -> None:

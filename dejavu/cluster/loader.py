@@ -60,9 +60,7 @@ def load_cluster(path: Path | str, counts: Mapping[str, int] | None = None) -> C
 def _with_counts(form: ClusterForm, counts: Mapping[str, int]) -> ClusterForm:
     """Return the form with so many nodes of each group, and without the links that are then of no use."""
     nodes = [
-        node.model_copy(update={"count": counts[node.name], "hosts": None})
-        if len(node.hosts or ()) != counts[node.name]
-        else node
+        _with_count(node, counts[node.name])
         for node in cast(list[NodesForm], form.nodes)
         if counts.get(node.name, 0) > 0
     ]
@@ -74,6 +72,13 @@ def _with_counts(form: ClusterForm, counts: Mapping[str, int]) -> ClusterForm:
         and (one.between[0] != one.between[1] or counts[one.between[0]] > 1)
     ]
     return form.model_copy(update={"nodes": nodes, "links": links.model_copy(update={"pairs": pairs})})
+
+
+def _with_count(node: NodesForm, count: int) -> NodesForm:
+    """Return the group with so many nodes: of its hosts the first ones; of more nodes none has a name of its own."""
+    if node.hosts and count <= len(node.hosts):
+        return node.model_copy(update={"hosts": node.hosts[:count]})
+    return node.model_copy(update={"count": count, "hosts": None})
 
 
 class _Builder:

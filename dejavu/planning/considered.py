@@ -104,7 +104,7 @@ def stages_table(choice: Choice) -> Table:
     for s, stage in enumerate(plan.stages):
         where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""
         table.add_row(
-            f"{stage.start}–{stage.stop - 1}",
+            stage.numbers,
             names[stage.start] if stage.stop == stage.start + 1 else f"{names[stage.start]} … {names[stage.stop - 1]}",
             f"{stage.configuration}{where}",
             format_seconds(found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate),

@@ -246,10 +246,14 @@ class Stage:
     configuration: StageConfiguration
 
     @property
+    def numbers(self) -> str:
+        """The numbers of its layers: `3`, `0–2`."""
+        return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}–{self.stop - 1}"
+
+    @property
     def layers(self) -> str:
         """Its layers by number: `layer 3`, `layers 0–2`."""
-        last = self.stop - 1
-        return f"layer {last}" if self.start == last else f"layers {self.start}–{last}"
+        return f"layer{'s' if self.stop > self.start + 1 else ''} {self.numbers}"
 
     def __str__(self) -> str:
         return f"{self.layers} on {self.configuration}"

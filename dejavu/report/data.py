@@ -258,7 +258,7 @@ class ReportData:
         """One step, simulated and, if one was measured, the training's last one."""
         runs = self.workload.accumulate
         what = "simulated" if runs == 1 else f"simulated, each pass that of all {runs} runs of the schedule"
-        found = {what: simulated_timeline(self.simulation)}
+        found = {what: simulated_timeline(self.simulation, len(self.plan.stages))}
         measured = measured_timeline(self.binding, self.training) if self.training is not None else None
         return found if measured is None else found | {"measured": measured}
 
@@ -331,6 +331,9 @@ class ReportData:
     def trace(self) -> dict[str, Any]:
         """One step for Perfetto: as simulated, and next to it as measured."""
         found = self.simulation.to_trace()
+        for row in found["traceEvents"]:
+            if "stage" in row["args"]:  # the simulation numbers those of two copies of the model through
+                row["args"]["stage"] %= len(self.plan.stages)
         if self.training is not None:
             passes = self.training.last_step_passes
             events = measured_events(self.binding, passes) + waited_messages(self.binding, passes)

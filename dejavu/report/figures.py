@@ -123,7 +123,7 @@ def timeline_figure(simulation: Simulation) -> Figure:
     axes.set_yticks(range(timeline.num_ranks), [f"rank {rank}" for rank in range(timeline.num_ranks)])
     axes.invert_yaxis()
     axes.set_xlim(0, simulation.step_seconds * scale)
-    axes.set_xlabel(f"time in one step, {unit}; the number is the microbatch")
+    axes.set_xlabel(f"time in one step, {unit}; the number is the {timeline.numbered}")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _title(
         axes,

@@ -22,7 +22,7 @@ from dejavu.foundation.units import (
     in_microbatches,
     plural,
 )
-from dejavu.planning.sentences import between, short
+from dejavu.planning.sentences import OTHER_WAYS, between, short
 from dejavu.plans import Plan
 from dejavu.report.charts import (
     accuracy_chart,
@@ -65,6 +65,7 @@ def page(run: ReportData) -> str:
         several_hosts=len({placed.device.host for placed in run.binding.placements}) > 1,
         topology=Markup(topology_svg(run.binding, run.cluster, run.links)),
         fullest=list(_fullest(run)),
+        other_ways=OTHER_WAYS,  # nothing is proved of them
         trials=trials[:MOST_TRIALS],
         num_more_trials=max(0, len(trials) - MOST_TRIALS),
         in_microbatches=in_microbatches,

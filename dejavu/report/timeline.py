@@ -6,7 +6,7 @@ Shares are sums over these rows, so what the page says of waiting is what its ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dejavu.binding.binding import Binding
@@ -61,11 +61,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step: every rank's bars, which follow each other without gaps from 0 to `step_seconds`."""
+    """One step: every rank's bars, which follow each other without gaps from 0 to `step_seconds`.
+
+    Attributes:
+        numbered: what a pass's number counts: "microbatch", or "slice" (of all microbatches, numbered through).
+    """
 
     bars: tuple[Bar, ...]
     num_ranks: int
     step_seconds: float
+    numbered: str = "microbatch"
 
     def share(self, *works: Work) -> float:
         """Return the share of all ranks' time that goes into this."""
@@ -79,9 +84,17 @@ class Timeline:
         return tuple(work for work in Work if work in found)
 
 
-def simulated_timeline(simulation: Simulation) -> Timeline:
-    """Return the rows of a simulated step."""
-    return _tiled(simulation.events, {}, simulation.num_ranks, simulation.step_seconds)
+def simulated_timeline(simulation: Simulation, num_stages: int | None = None) -> Timeline:
+    """Return the rows of a simulated step.
+
+    Args:
+        num_stages: of the plan; None: as many as were simulated, which of two copies of the model are those of both.
+    """
+    found = _tiled(simulation.events, {}, simulation.num_ranks, simulation.step_seconds)
+    bars = found.bars
+    if num_stages is not None:
+        bars = tuple(bar if bar.stage is None else replace(bar, stage=bar.stage % num_stages) for bar in bars)
+    return replace(found, bars=bars, numbered=_numbered(simulation.action_table.num_slices))
 
 
 def measured_timeline(binding: Binding, training: TrainingResult) -> Timeline | None:
@@ -100,7 +113,12 @@ def measured_timeline(binding: Binding, training: TrainingResult) -> Timeline | 
         for span in spans
     ]
     hosts = {placed.pipeline_rank: placed.device.host for placed in reversed(binding.placements)}
-    return _tiled(events, hosts, num_ranks, max(event.stop_seconds for event in events))
+    found = _tiled(events, hosts, num_ranks, max(event.stop_seconds for event in events))
+    return replace(found, numbered=_numbered(binding.plan.num_slices))
+
+
+def _numbered(num_slices: int) -> str:
+    return "slice" if num_slices > 1 else "microbatch"
 
 
 def _tiled(events: Iterable[Event], hosts: Mapping[int, str], num_ranks: int, step_seconds: float) -> Timeline:

@@ -24,7 +24,7 @@ class LinkUse:
 
     Attributes:
         link: between a device of the one and a device of the other.
-        cuts: of the plan, which this link carries, by the stage before them.
+        cuts: of the plan, which this link carries, by the stage before them; of two copies, those of both.
         bytes_per_step: activations one way and gradients the other, of all microbatches.
         busy: the share of the simulated step in which messages occupy the link, in the busier direction.
     """
@@ -41,27 +41,27 @@ def links_used(
     binding: Binding, cluster: Cluster, priced: PricedProblem, simulation: Simulation
 ) -> tuple[LinkUse, ...]:
     """Return the links between pipeline ranks that are neighbours under the plan, the busiest first."""
-    plan, first, messages = (
-        binding.plan,
-        _first_devices(binding),
-        2.0 * priced.accumulate * binding.plan.num_microbatches,
-    )
-    rank_of = {stage: rank for rank, stages in enumerate(plan.ranks) for stage in stages}
+    plan, first = binding.plan, _first_devices(binding)
+    copies = len(plan.seats) // len(plan.stages)  # each has its part of the microbatches
+    # Of sequences in slices the problem has the bytes of one slice.
+    messages = 2.0 * priced.accumulate * plan.num_microbatches * plan.num_slices / copies
+    rank_of = {seat: rank for rank, seats in enumerate(plan.seats_of_ranks) for seat in seats}
     seconds: dict[tuple[int, int], float] = defaultdict(float)
     for message in simulation.messages:
         assert message.to_rank is not None
         seconds[message.rank, message.to_rank] += message.seconds
     between: dict[tuple[int, int], list[int]] = {}
-    for stage in range(len(plan.stages) - 1):
-        if rank_of[stage] != rank_of[stage + 1]:
-            pair = sorted((rank_of[stage], rank_of[stage + 1]))
+    for seat in range(len(plan.seats) - 1):
+        stage = seat % len(plan.stages)  # a copy's first has none before it
+        if rank_of[seat] != rank_of[seat + 1] and stage < len(plan.stages) - 1:
+            pair = sorted((rank_of[seat], rank_of[seat + 1]))
             between.setdefault((pair[0], pair[1]), []).append(stage)
     found = [
         LinkUse(
             rank=a,
             to_rank=b,
             link=cluster.link(first[a], first[b]),
-            cuts=tuple(stages),
+            cuts=tuple(sorted(set(stages))),
             bytes_per_step=sum(messages * float(priced.problem.cut_bytes_L1[plan.stages[s].stop]) for s in stages),
             busy=max(seconds[a, b], seconds[b, a]) / simulation.step_seconds,
         )
@@ -75,7 +75,8 @@ def topology_svg(binding: Binding, cluster: Cluster, uses: Sequence[LinkUse]) ->
 
     An arc is the thicker the busier it is. Hosts without a rank are counted, not drawn.
     """
-    hosts = _ranks_by_host(binding)
+    hosts, plan = _ranks_by_host(binding), binding.plan
+    stages = [sorted({seat % len(plan.stages) for seat in seats}) for seats in plan.seats_of_ranks]
     idle = Counter(device.host for device in cluster.devices())
     idle.subtract(placed.device.host for placed in binding.placements)
     parts, y, middle_of = list[str](), 2, dict[int, int]()
@@ -89,7 +90,7 @@ def topology_svg(binding: Binding, cluster: Cluster, uses: Sequence[LinkUse]) ->
             middle_of.setdefault(rank, at + RANK_PIXELS // 2)
             box = f'x="10" y="{at + 2}" width="{BOX_PIXELS - 18}" height="{RANK_PIXELS - 4}"'
             parts.append(f'<rect class="device" {box} rx="4"/>')
-            parts.append(_text(18, at + 19, f"rank {rank}: {_stages(binding.plan.ranks[rank])}"))
+            parts.append(_text(18, at + 19, f"rank {rank}: {_stages(stages[rank])}"))
             parts.append(_text(18, at + 35, _devices(devices), "quiet"))
             at += RANK_PIXELS
         parts += [_text(18, at + 17, one, "quiet") for one in unused]

@@ -99,7 +99,8 @@ def action_table(schedule: Schedule, num_stages: int, num_microbatches: int, num
 def both_ways_table(num_ranks: int, num_microbatches: int) -> ActionTable:
     """The actions of Chimera: the copy that goes up the ranks has stages P to 2P − 1, on the ranks in reverse.
 
-    Between stages P − 1 and P there is no message: both are on the last rank.
+    Between stages P − 1 and P there is no message: both are on the last rank. Microbatches are numbered as ranks number
+    them: first those that go down, then those that go up.
 
     Raises:
         InputError: there is an odd number of ranks or microbatches.
@@ -109,7 +110,7 @@ def both_ways_table(num_ranks: int, num_microbatches: int) -> ActionTable:
         raise InputError(f"chimera with {P} stages and {B} microbatches; wanted even numbers of both")
     kinds = {orders.FORWARD: Pass.FORWARD, orders.BACKWARD: Pass.BACKWARD}
     listed = [
-        [(one.stage + P * one.copy, kinds[one.direction], one.microbatch) for one in order]
+        [(one.stage + P * one.copy, kinds[one.direction], one.number + one.copy * B // 2) for one in order]
         for order in orders.both_ways_orders(P, B)
     ]
     return _table(listed, [*range(P), *reversed(range(P))], B)

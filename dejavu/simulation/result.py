@@ -134,7 +134,8 @@ class Simulation:
         """Actions and messages, each begun when the one before it ended, from 0 to `step_seconds`.
 
         Walked back from the action that ends last, always to what it waited for: its rank's action before, or its
-        message; a message to the action that sent it, or to the message before it where that held it up.
+        message; a message to the action that sent it, or to the message before it where that held it up. Where two
+        ranks hold the same layers, what they do once follows the last pass of the later one.
         """
         return tuple(self._walk_back())[::-1]
 
@@ -148,11 +149,16 @@ class Simulation:
         i = int(self.stop_A.argmax())
         while True:
             yield self._action(i, self.start_A[i], self.stop_A[i])
-            start, first = self.start_A[i], order.first_P1[order.rank_S[order.stage_A[i]]]
+            rank = order.rank_S[order.stage_A[i]]
+            start, first = self.start_A[i], order.first_P1[rank]
             if start == 0.0:
                 return
             if i > first and self.stop_A[i - 1] == start:
                 i -= 1
+                continue
+            if order.input_A[i] == NOTHING:  # what a rank does once waited for the rank that holds the same layers
+                other = self.num_ranks - 1 - rank
+                i = int(np.flatnonzero(order.pass_A[: order.first_P1[other + 1]] != PER_STEP)[-1])
                 continue
             m, until = int(order.input_A[i]), start
             while self._follows(m):  # received after the message before it

@@ -38,7 +38,6 @@ def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
     """
     plan = binding.plan
     events = {(event.stage, event.name): event for event in measured_events(binding, passes)}
-    rank_of = {stage: rank for rank, stages in enumerate(plan.ranks) for stage in stages}
     free_seconds = _free_seconds(list(events.values()))
     hosts = {
         placed.pipeline_rank: placed.device.host
@@ -47,7 +46,7 @@ def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
     }
     found = []
     for sent, received in input_pairs(events):
-        rank, to_rank = rank_of[sent.stage], rank_of[received.stage]
+        rank, to_rank = sent.rank, received.rank
         alike = plan.rank_configuration(rank).data_parallel == plan.rank_configuration(to_rank).data_parallel
         if rank == to_rank or not alike or hosts[rank] != hosts[to_rank]:
             continue

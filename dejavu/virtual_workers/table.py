@@ -52,7 +52,7 @@ def _workers_table(team: Team) -> Table:
     for number, one in enumerate(team.workers):
         has = ", ".join(f"{count} × {name}" for name, count in one.devices.counts(team.cluster).items())
         plan = one.choice.plan
-        stages = "\n".join(f"{stage.start}–{stage.stop - 1}: {stage.configuration}" for stage in plan.stages)
+        stages = "\n".join(f"{stage.numbers}: {stage.configuration}" for stage in plan.stages)
         numbers = (str(one.num_examples), str(plan.num_microbatches), plan.schedule)
         table.add_row(str(number), has, *numbers, stages, format_seconds(one.seconds))
     return table

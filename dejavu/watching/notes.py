@@ -18,7 +18,6 @@ from dejavu.cluster import Cluster
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.files import write_json
 from dejavu.plans import Plan
-from dejavu.plans.stage_costs import PlanError
 from dejavu.watching.decision import Decision
 from dejavu.workload import Workload
 
@@ -75,7 +74,7 @@ class Notes:
             return Planned.from_dict(json.loads(path.read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, PlanError) as error:
+        except (ValueError, KeyError, TypeError, DejavuError) as error:
             raise DejavuError(f"{path} is no record of a plan ({error}); delete it, and the next look plans") from error
 
     def keep(self, cluster: Cluster, plan: Plan, step_seconds: float, run: str) -> None:

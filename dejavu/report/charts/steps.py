@@ -38,7 +38,7 @@ def timeline_chart(timelines: Mapping[str, Timeline], devices: Sequence[str]) ->
     for number, (name, one) in enumerate(timelines.items(), 1):
         for work in one.works:
             bars = [bar for bar in one.bars if bar.work is work and bar.start_seconds < until]
-            found.add_trace(_bars(work, bars, devices, name, scale), row=number, col=1)
+            found.add_trace(_bars(work, bars, devices, (name, one.numbered), scale), row=number, col=1)
         said = f"<b>{name}</b> {format_seconds(one.step_seconds)}"
         found.add_annotation(
             text=said,
@@ -74,10 +74,15 @@ def drawn_until_seconds(timelines: Mapping[str, Timeline]) -> float:
     return starts[MOST_BARS] if len(starts) > MOST_BARS else float("inf")
 
 
-def _bars(work: Work, bars: Sequence[Bar], devices: Sequence[str], name: str, scale: float) -> go.Bar:
-    """Draw one trace; what the pointer shows is a template, so that thousands of bars stay small."""
+def _bars(work: Work, bars: Sequence[Bar], devices: Sequence[str], names: tuple[str, str], scale: float) -> go.Bar:
+    """Draw one trace; what the pointer shows is a template, so that thousands of bars stay small.
+
+    Args:
+        names: of the timeline, and of what its passes' numbers are of.
+    """
+    name, numbered = names
     is_pass = work in PASSES
-    what = f"{work} of microbatch %{{text}}, stage %{{customdata[2]}}" if is_pass else str(work)
+    what = f"{work} of {numbered} %{{text}}, stage %{{customdata[2]}}" if is_pass else str(work)
     return go.Bar(
         name=str(work),
         orientation="h",
