@@ -139,6 +139,17 @@ def trains_in(folder: Path) -> None:
     _trainings.append(folder)
 
 
+@contextmanager
+def interrupts_as_such() -> Iterator[None]:
+    """Raise what became of an interrupt as an interrupt, so that Prefect calls the flow Crashed by it, not Failed."""
+    try:
+        yield
+    except Exception as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 

@@ -19,7 +19,7 @@ from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.trials import Jobs, started_jobs
 from dejavu.workload import Workload
-from flows.endings import recorded_log, without_tracebacks, without_waiting_for_heartbeats
+from flows.endings import interrupts_as_such, recorded_log, without_tracebacks, without_waiting_for_heartbeats
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
@@ -80,7 +80,8 @@ def session(
     """
     outer = _CURRENT.get()
     if outer is not None:
-        yield outer
+        with interrupts_as_such():
+            yield outer
         return
     without_tracebacks()
     without_waiting_for_heartbeats()
@@ -89,7 +90,7 @@ def session(
     text = path.read_text(errors="replace") if path.is_file() else ""  # now: a run that waits may find another file
     machines = cluster or read_cluster(path, trains, dask)
     title = f"{workload.model} on {machines.name}"
-    with ExitStack() as stack:
+    with interrupts_as_such(), ExitStack() as stack:
         if measures:
             stack.enter_context(alone_in(project, title, wait=wait, on_wait=get_run_logger().info))
         name = f"{title}, {datetime.now():%Y-%m-%d %H:%M:%S}"

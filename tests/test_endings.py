@@ -281,11 +281,13 @@ with use_temporary_server(Path.cwd()) as server:
 
     @flow
     def outer():
-        return inner()
+        with endings.interrupts_as_such():
+            return inner()
 
     @flow
     def whole():
-        return outer()
+        with endings.interrupts_as_such():
+            return outer()
 
     endings.without_tracebacks()
     for place in sys.argv[1:]:
@@ -306,6 +308,9 @@ with use_temporary_server(Path.cwd()) as server:
             print(place, file=sys.stderr, flush=True)
             endings.ending(whole, Path.cwd())
             print("not interrupted", file=sys.stderr)
+    from prefect.client.orchestration import get_client
+    states = {run.state_name for run in get_client(sync_client=True).read_flow_runs()}
+    print(*states)
 """
 
 
@@ -322,6 +327,7 @@ def test_an_interrupt_anywhere_in_prefect_s_engine_ends_the_command(tmp_path: Pa
         timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["Crashed"]
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
     ends = ["interrupted; what was measured, tried and saved is kept", "the same command goes on from there"]
     assert [line for line in said if "| ERROR" not in line] == [
