@@ -320,6 +320,17 @@ def test_a_key_that_would_be_ignored_is_told(place: str, key: str, tmp_path: Pat
         read_plan(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_two_names_of_the_number_of_microbatches_agree(count: int, tmp_path: Path) -> None:
+    plan = one_device([0, 2], 4)
+    path = written(plan, tmp_path, microbatches=count)
+    if count == plan.num_microbatches:
+        assert read_plan(path) == plan
+        return
+    with pytest.raises(InputError, match=f"num_microbatches is 4 and microbatches {count}; wanted one of the two"):
+        read_plan(path)
+
+
 def test_all_that_is_written_is_read(request_: PlanRequest, tmp_path: Path) -> None:
     """A plan of a training with its splits, and the whole answer of `dejavu plan`."""
     plan = one_device([0, 2], 4)

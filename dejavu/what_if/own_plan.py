@@ -40,6 +40,7 @@ from dejavu.workload.slices import slice_lengths
 
 ANSWER = "considered"  # the key that only an answer of `dejavu plan` has
 PLAN_KEYS = ("stages", "schedule", "num_microbatches", "microbatches", "slices", "both_ways", "splits")
+COUNT_KEYS = ("num_microbatches", "microbatches")
 STAGE_KEYS = ("start", "stop", "layers", "configuration")
 _ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
 FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
@@ -131,8 +132,12 @@ def read_plan(path: Path) -> Plan:
         _check_keys(str(path), content, PLAN_KEYS)
         for s, row in enumerate(rows):
             _check_keys(f"{path}: stage {s}", row, STAGE_KEYS)
-    name = next((name for name in ("num_microbatches", "microbatches") if name in content), "num_microbatches")
+    name, *others = [name for name in COUNT_KEYS if name in content] or COUNT_KEYS[:1]
     count = content.get(name)
+    if others and content[others[0]] != count:
+        raise InputError(
+            f"{path}: {name} is {count!r:.60} and {others[0]} {content[others[0]]!r:.60}; wanted one of the two"
+        )
     if not _is_count(count):
         raise InputError(f"{path}: {name} is {count!r:.60}; wanted a whole number, 1 or more")
     stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(rows))
