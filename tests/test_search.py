@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
 from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
+from dejavu.search.feasible.fit import is_feasible
+from dejavu.search.feasible.infeasible import why_infeasible
 from dejavu.search.proportional import proportional_cuts
 from dejavu.search.shared.rows import plan_of_row, rows_of_one_type, rows_of_several_types
 from dejavu.search.uniform import even_cuts
@@ -215,6 +217,28 @@ def test_what_does_not_fit_is_named_with_the_memory_that_would_do() -> None:
         else:
             kinds = ("fits in no stage", "whatever the memory", "whatever the devices' memory", "takes more devices")
             assert any(kind in said for kind in kinds)
+
+
+def test_no_memory_is_said_to_do_where_that_was_not_settled() -> None:
+    """Whichever question has no answer in time; with the nodes' memory as it is, devices' alone may not be enough."""
+    said = 0
+    for seed in range(150):
+        problem = random_problem(seed)
+        if is_feasible(problem, 60.0) is not False:
+            continue
+        for unsettled in range(5):
+            asked = count()
+
+            def in_time(problem: Problem, _: float, asked: Iterator[int] = asked, none: int = unsettled) -> bool | None:
+                return None if next(asked) == none else is_feasible(problem, 60.0)
+
+            sentence = why_infeasible(problem, in_time, 60.0)
+            for number in re.findall(r"([0-9,]+) bytes\)? on every device would do", sentence):
+                assert isinstance(problem.costs, AdditiveCosts)
+                capacity = np.maximum(problem.costs.capacity_bytes_C, float(number.replace(",", "")))
+                assert is_feasible(replace(problem, costs=replace(problem.costs, capacity_bytes_C=capacity)), 60.0)
+                said += 1
+    assert said > 20
 
 
 def test_where_too_few_stages_are_allowed_the_number_that_would_do_is_named() -> None:

@@ -42,11 +42,12 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
         rule = " with every device used" if problem.use_all_devices else ""
         few = few or _too_few_stages(roomy, clock)
         return f"no plan fits, whatever the memory: no stages cover the layers on {counts}{rule}{few}"
-    only_devices = replace(problem, costs=_with_all_memory(problem, of_nodes=False))
-    in_nodes = isinstance(problem.costs, AdditiveCosts) and problem.costs.host_shares_2CL1.any()
-    if with_memory and in_nodes and clock.is_feasible(only_devices) is False:
-        return f"no plan fits, whatever the devices' memory: that of their nodes is too small{few}"
-    least = _least_memory(problem, clock) if with_memory else None
+    suffices: bool | None = with_memory
+    if with_memory and isinstance(problem.costs, AdditiveCosts) and problem.costs.host_shares_2CL1.any():
+        suffices = clock.is_feasible(replace(problem, costs=_with_all_memory(problem, of_nodes=False)))
+        if suffices is False:
+            return f"no plan fits, whatever the devices' memory: that of their nodes is too small{few}"
+    least = _least_memory(problem, clock) if suffices else None
     would_do = f"; {_size(least)} on every device would do" if least is not None else ""
     together = f"no stages together fit their memory under {problem.schedule}{few}"
     return f"no plan fits: each layer does, but {together}{would_do}"
