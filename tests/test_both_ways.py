@@ -27,6 +27,8 @@ from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.layout import World
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
+from dejavu.simulation import StageSeconds, simulate
+from dejavu.timing.events import measured_events
 from dejavu.timing.training_times import TrainingTimes
 from dejavu.workload import Workload
 from tests.test_pipeline import DROPOUT, GPT, TOLERANCE
@@ -172,6 +174,13 @@ def test_ranks_have_the_losses_of_one_process() -> None:
         assert len(passed) == 2 * len(job.binding.plan.stages)
         for numbers in passed.values():
             assert sorted(numbers) == list(range(workload.microbatches_in_a_step)), name
+        plan = replace(job.binding.plan, both_ways=True)
+        seconds = [StageSeconds(1.0, 1.0, 0.0)] * len(plan.seats)
+        listed = {
+            (e.rank, e.stage % len(plan.stages), e.name) for e in simulate(plan, seconds).events if e.name[0] in "FB"
+        }
+        ran = {(event.rank, event.stage, event.name) for event in measured_events(job.binding, found.passes)}
+        assert listed <= ran and (len(ran) == workload.accumulate * len(listed)), name  # the first run's are simulated
 
 
 @pytest.mark.integration

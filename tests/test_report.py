@@ -491,13 +491,21 @@ def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatch
         )
         for row in both_ways_orders(P, B)
     )
-    training = TrainingResult(0, (3.0,), 1.0, (), 0, None, "/run/checkpoints/1", (), passes)
+    spans = [[e for e in bound.simulation.events if (e.rank, e.name) == (rank, "optimizer")] for rank in range(P)]
+    times = tuple(  # as `runtime.worker` has them: of what a rank does once a step an equal part for each of its stages
+        StageTimes(s, 1.0, 1.0, sum(e.seconds for e in own) / len(own), 10**6)
+        for rank, own in enumerate(spans)
+        for s in {rank, P - 1 - rank}
+    )
+    training = TrainingResult(0, (3.0,), 1.0, times, 0, None, "/run/checkpoints/1", (), passes)
     run = ReportData(choice.request.workload, choice.request.cluster, choice, binding, bound, training=training)
     shown = {
         name: {(bar.rank, bar.stage, bar.name) for bar in one.bars if bar.work in (Work.FORWARD, Work.BACKWARD)}
         for name, one in run.timelines.items()
     }
     assert shown["simulated"] == shown["measured"] and len(shown["measured"]) == 2 * P * B
+    once = [row for row in run.compared if row.work is Work.ONCE]
+    assert len(once) == P and [row.error for row in once] == pytest.approx([0.0] * P)
     text = Page(page(run)).text
     for rank in range(P):
         assert f"rank {rank}: stages {', '.join(map(str, sorted({rank, P - 1 - rank})))}" in text

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple, Protocol
 
 from dejavu.binding import RANDOM_BINDINGS, Binding
@@ -158,11 +158,12 @@ class ReportData:
     def predicted_stages(self) -> tuple[StageSeconds, ...]:
         """The seconds that the simulation used, of one run of the schedule, of whole microbatches.
 
-        Of two copies of the model, a stage's work once a step is that of its rank, which has one of the other copy too.
+        Of two copies of the model, a stage's work once a step is its part of what its rank does, which has a stage of
+        the other copy too: of a rank's work an equal part is measured for each of its stages.
         """
         priced, plan = self.bound.priced, self.plan
         rows = stages_of(priced, plan)
-        once = [sum(rows[s].per_step_seconds for s in own) for own in plan.seats_of_ranks] if plan.both_ways else None
+        once = [fmean(rows[s].per_step_seconds for s in own) for own in plan.seats_of_ranks] if plan.both_ways else None
         found = []
         for s in range(len(plan.stages)):
             row = rows[s].of_one_run(priced.accumulate).of_whole(plan.num_slices)
