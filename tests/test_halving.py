@@ -90,8 +90,8 @@ def test_trials_are_halved_or_compared_where_the_training_allows_it(num_steps: i
     ("num_steps", "settings", "message"),
     [
         (1, {}, r"num_steps 1 is too short for trials.*wanted num_steps of at least 2, or trials: \{count: 0\}"),
-        (1, {"steps": 1}, r"trials of 1 steps leave nothing of num_steps 1 .*, or trials: \{count: 0\}"),
-        (20, {"steps": 20}, "trials of 20 steps leave nothing of num_steps 20 .* wanted steps of at most 19"),
+        (1, {"steps": 1}, r"trials: steps 1 leaves nothing of num_steps 1 .*, or trials: \{count: 0\}"),
+        (20, {"steps": 20}, "trials: steps 20 leaves nothing of num_steps 20 .* wanted steps of at most 19"),
         (20, {"steps": 99}, "wanted steps of at most 19"),
     ],
 )

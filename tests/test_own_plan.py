@@ -102,7 +102,7 @@ def test_mistakes_are_named(
         ({"schedule": "hanayo_2"}, "2 stages do not divide so"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"stages": []}, "a list of one stage or more"),
-        ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatches on 2 pipeline ranks under gpipe"),
+        ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatch on 2 pipeline ranks under gpipe"),
     ],
 )
 def test_what_a_plan_cannot_be(request_: PlanRequest, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -278,7 +278,7 @@ def test_stages_of_a_rank_need_one_configuration(request_: PlanRequest) -> None:
         ({}, "stage 1: stop is 7"),
         ({"num_microbatches": 3}, "batch_size 16 does not divide into 3"),
         ({"slices": [3, 3]}, r"slices: \[3, 3\] are 6 positions"),
-        ({"schedule": "chimera", "num_microbatches": 1}, "schedule: chimera: the plan has 2 stages and 1 microbatches"),
+        ({"schedule": "chimera", "num_microbatches": 1}, "schedule: chimera: the plan has 2 stages and 1 microbatch"),
         ({"schedule": "hanayo_2"}, "schedule hanayo_2 runs 4 stages"),
     ],
 )

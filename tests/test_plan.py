@@ -165,7 +165,7 @@ def test_a_configuration_whose_degrees_do_not_multiply_is_refused() -> None:
         (plan(Stage(0, 3, TWO), num_microbatches=8), PlanError, "the plan is for 1f1b × 8 microbatches"),
         (plan(Stage(0, 2, TWO), Stage(2, 3, TWO)), PlanError, "the plan uses 4 × gpu; the cluster has 3"),
         (plan(Stage(0, 3, StageConfiguration("gpu", recompute=True))), PlanError, "is none of the problem's"),
-        (plan(Stage(0, 3, ONE)), DoesNotFitError, "with 1 microbatches in flight: it needs 74 bytes"),
+        (plan(Stage(0, 3, ONE)), DoesNotFitError, "with 1 microbatch in flight: it needs 74 bytes"),
     ],
 )
 def test_a_plan_that_is_not_the_problems_is_refused(wrong: Plan, error: type[Exception], message: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from dejavu.foundation.processes.homes import Homes
+from dejavu.foundation.units import plural
 from dejavu.planning.questions import Posed
 from dejavu.planning.request import PlanRequest
 from dejavu.plans.priced_problem import PricedProblem
@@ -59,7 +60,7 @@ class RequestBounds:
         more, found = dict.fromkeys(places, seconds / (4 * len(places))), dict[int, SimulatedBound]()
         state, idle = _Progress(0.0, inf, inf, 0.0), 0
         while True:
-            self.tell(f"bounding {self._named(more)} microbatches", len(found), len(places))
+            self.tell(f"bounding {self._named(more)}", len(found), len(places))
             found |= self._go_on(more)
             before, state = state, _Progress.of(found, best_seconds)
             self.hear(state.bound_seconds)
@@ -87,7 +88,8 @@ class RequestBounds:
 
     def _named(self, places: Iterable[int]) -> str:
         counts = (self.homes.kept[place].priced.problem.whole_microbatches for place in places)
-        return ", ".join(map(str, dict.fromkeys(counts)))
+        *others, last = dict.fromkeys(counts)
+        return ", ".join([*map(str, others), plural(last, "microbatch")])
 
     def _one_of_each_home(self, places: Sequence[int]) -> list[int]:
         """Return the first of these problems in each home."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.units import plural
 from dejavu.plans.plan import Plan
 from dejavu.plans.problem import Problem
 from dejavu.plans.stage_costs import PlanError
@@ -76,7 +77,7 @@ def check(problem: Problem, plan: Plan) -> None:
         held = problem.in_flight(s, len(plan.stages))
         if problem.costs.max_in_flight(stage.start, stage.stop, c) < held:
             raise DoesNotFitError(
-                f"{stage} does not fit its memory with {held} microbatches in flight: it needs "
+                f"{stage} does not fit its memory with {plural(held, 'microbatch')} in flight: it needs "
                 f"{problem.costs.peak_bytes(stage.start, stage.stop, c, held):,.0f} bytes"
             )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import format_seconds, plural
 from dejavu.timing.clock import KEPT_STEPS
 from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 from dejavu.timing.repeats import stretch_of
@@ -50,12 +50,12 @@ class StepTimes:
 
     def __str__(self) -> str:
         if not self.num_disturbed:
-            return f"median of {self.num_counted} steps"
+            return f"median of {plural(self.num_counted, 'step')}"
         beside = f"{self.num_disturbed} of {self.num_steps} steps had other work beside them"
         if self.beside_other_work:
             return f"measured beside other work: {beside}"
         together = format_seconds(self.all_seconds, 4)
-        return f"median of {self.num_counted} undisturbed steps; {beside}, all together {together}"
+        return f"median of {plural(self.num_counted, 'undisturbed step')}; {beside}, all together {together}"
 
 
 class RankStep(NamedTuple):

@@ -93,7 +93,7 @@ class Bought:
         least, most = min(self.default_losses), max(self.default_losses)
         spread = f" ({_loss(least)} to {_loss(most)})" if count > 1 else ""
         who = "the winner, a default draw itself," if self.is_default else "the winner"
-        measured = f"after {self.steps} steps {who} has running loss {_loss(self.winner_loss)}, "
+        measured = f"after {plural(self.steps, 'step')} {who} has running loss {_loss(self.winner_loss)}, "
         return f"{measured}{those} {_loss(self.median_default_loss)}{spread}: {self._verdict()}"
 
     def _verdict(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dejavu.foundation.units import plural
 from dejavu.trials.running import Ended, Source, kept_steps, other_steps, result_of
 from dejavu.trials.spec import Keys, TrialError, TrialSpec
 from dejavu.trials.worker import remembered_trial
@@ -37,7 +38,9 @@ class KeptTrials(Source):
             others = other_steps(self._steps, key)
             plain = remembered_trial(key, others, folder=self.folder, call="", needs_state=needs_state)
             if plain is None:
-                raise NotKeptError(f"there is no result of {spec.draw} after {spec.steps} steps in {self.folder}")
+                raise NotKeptError(
+                    f"there is no result of {spec.draw} after {plural(spec.steps, 'step')} in {self.folder}"
+                )
             self._ended.append(Ended(spec, key, result_of(spec.draw, plain)))
 
     def wait(self) -> list[Ended]:

@@ -20,6 +20,7 @@ import distributed
 import psutil
 import torch
 
+from dejavu.foundation.units import plural
 from dejavu.init import Draw
 from dejavu.runtime.single import probe, train_single
 from dejavu.trials.halving import unsafe
@@ -166,10 +167,10 @@ def _run(
 
     def on_loss(loss: float) -> None:
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss was {loss} after {len(losses) + 1} steps")
+            raise FloatingPointError(f"the loss was {loss} after {plural(len(losses) + 1, 'step')}")
         losses.append(loss)
         if is_cancelled():
-            raise TrialError(f"cancelled after {len(losses)} steps")
+            raise TrialError(f"cancelled after {plural(len(losses), 'step')}")
 
     def keep(failure: str = "", only_call: str = "") -> Kept:
         seconds = before.seconds + time.perf_counter() - started

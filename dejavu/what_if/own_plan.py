@@ -17,6 +17,7 @@ from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import did_you_mean, named
+from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, Price, price
@@ -231,7 +232,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     few = count * plan.num_slices < P
     is_blocking = is_blocking or few
     if is_blocking and (plan.schedule != "1f1b" or plan.slices or plan.both_ways):
-        found = f"{count} microbatches on {P} pipeline ranks" if few else "blocking messages"
+        found = f"{plural(count, 'microbatch')} on {plural(P, 'pipeline rank')}" if few else "blocking messages"
         raise PlanError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
     configurations = tuple(dict.fromkeys(stage.configuration for stage in plan.stages))
     spread = Parallelism(only=configurations, also_unsplit=True)

@@ -283,7 +283,7 @@ class Workload(Record):
             )
         if trials.longest(num_steps) >= num_steps:
             raise ValueError(
-                f"trials of {trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline; "
+                f"trials: steps {trials.steps} leaves nothing of num_steps {num_steps} to train as a pipeline; "
                 f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
             )
         return trials

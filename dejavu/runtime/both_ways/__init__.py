@@ -10,6 +10,7 @@ schedule.py   the passes of both in torch's runtime
 from __future__ import annotations
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
@@ -54,8 +55,8 @@ def check_both_ways(workload: Workload, plan: Plan) -> None:
         raise InputError(f"{asked} is 1F1B in both directions, and the plan's schedule is {plan.schedule}; wanted 1f1b")
     if stages % 2 or count % 2:
         raise InputError(
-            f"{asked}: the plan has {stages} stages and {count} microbatches; wanted even numbers of both, as half of "
-            "the microbatches go up the ranks that the others go down"
+            f"{asked}: the plan has {plural(stages, 'stage')} and {plural(count, 'microbatch')}; wanted even numbers "
+            "of both, as half of the microbatches go up the ranks that the others go down"
         )
     for number, stage in enumerate(plan.stages):
         if not is_one_device(stage.configuration):
