@@ -73,6 +73,14 @@ def on_fixed(*, layer: int | None) -> nn.Sequential:
     return nn.Sequential(*(WithoutGradients(one) if k == layer else one for k, one in enumerate(layers)))
 
 
+class BeforeFixed(nn.Sequential):
+    """Four layers; the second computes without gradients, so that none comes back to the first."""
+
+    def __init__(self) -> None:
+        first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        super().__init__(first, WithoutGradients(nn.Linear(16, 16)), nn.Tanh(), nn.Linear(16, 10))
+
+
 class Breaks(nn.Module):
     """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
 

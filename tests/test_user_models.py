@@ -39,6 +39,7 @@ CUT = {
     "Skips": ["down", "blocks_0-blocks_1", "blocks_2", "scores"],
     "Images": ["first", "norm", "blocks_0", "blocks_1", "blocks_2", "scores"],
     "Declared": ["layer0", "layer1", "layer2", "layer3"],
+    "BeforeFixed": ["0", "1", "2", "3"],
 }
 TEXT = {"data": "text", "sequence_length": 12}
 
@@ -52,7 +53,7 @@ def workload_of(name: str, **options: Any) -> Workload:
         batch_size=12,
         num_microbatches=4,
         num_steps=STEPS,
-        optimizer=OptimizerSettings(learning_rate=1e-2),
+        optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.5),  # of weights with a gradient alone
         trials=TrialSettings(count=0),
     )
 

@@ -88,6 +88,7 @@ class Pipeline:
             # Microbatches of both of two copies are numbered through.
             module.first_example = layout.rows(place)[0] + (layout.first_example if layout.copy is None else 0)
             module.sequence = sequence or self._slices
+            module.fixed = sum(not one.requires_grad for one in cuts[1:])
             module.in_parts = SCHEDULES[plan.schedule].splits_backward
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)

@@ -19,7 +19,7 @@ from dejavu.workload.models import layers_of
 def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Return the input of every layer, and the last one's output, for one microbatch; on `meta`, without memory.
 
-    Whether a tensor requires a gradient is as in the whole model.
+    Whether a tensor requires a gradient is as in the whole model: none before a layer that computes without gradients.
 
     Raises:
         InputError: a layer's output does not begin with the examples of the microbatch.
@@ -61,6 +61,9 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
             output = Form.of(x)
             if key is not None and output is not None:
                 known[key] = output
+    passes_none = (k for k in range(len(found) - 1) if found[k].requires_grad and not found[k + 1].requires_grad)
+    for boundary in found[: max(passes_none, default=-1) + 1]:
+        boundary.requires_grad_(False)
     return tuple(found)
 
 

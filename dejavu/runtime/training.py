@@ -77,6 +77,8 @@ class Layers(nn.Sequential):
         sequence: the part of it that this device has, or the slices in which it comes; None: it has all, at once.
         besides: what goes with weights into checkpoints; None: nothing.
         in_parts: its backward passes run in two parts.
+        fixed: of the whole model's layers the first ones, to which no gradient comes back: they compute without. In one
+            process autograd itself leaves their weights alone; between stages it would be told that they have zeros.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Layers(nn.Sequential):
         self.sequence: SequencePart | SlicedSequence | None = None
         self.besides: Remembers | None = None
         self.in_parts = False
+        self.fixed = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
@@ -109,7 +112,10 @@ class Layers(nn.Sequential):
         with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
-                with self._placed(layer, x, position) as placed:
+                with (
+                    torch.set_grad_enabled(torch.is_grad_enabled() and position >= self.fixed),
+                    self._placed(layer, x, position) as placed,
+                ):
                     run = placed if part is None else part.runs(placed, self.microbatch, position)
                     x = passed_on(_recomputed(run, x, layer) if self.recompute else run(x))
         if part is not None and self._is_last:
