@@ -81,6 +81,47 @@ class BeforeFixed(nn.Sequential):
         super().__init__(first, WithoutGradients(nn.Linear(16, 16)), nn.Tanh(), nn.Linear(16, 10))
 
 
+class Odd(nn.Module):
+    """A layer of 32 features whose operators torch splits in ways of its own, or not at all."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = nn.Linear(32, 32)
+        self.words = nn.Embedding(64, 32) if kind == "looked up" else None
+        self.inner = {
+            "recurrent": lambda: nn.GRU(32, 32, batch_first=True),
+            "group norm": lambda: nn.GroupNorm(4, 32),
+            "instance norm": lambda: nn.InstanceNorm1d(4, affine=True),
+            "looked up": lambda: nn.Linear(32, 32),
+            "bilinear": lambda: nn.Bilinear(32, 32, 32),
+            "convolution": lambda: nn.Conv1d(4, 4, 3, padding=1),
+            "attention": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
+            "prelu": lambda: nn.PReLU(32),
+        }[kind]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.words is not None:
+            return self.inner(self.words((x.abs() * 9).long().clamp(0, 63)[:, :1]).squeeze(1)) + self.first(x)
+        x = self.first(x)
+        if self.kind == "recurrent":
+            return self.inner(x[:, None].expand(-1, 3, -1))[0].mean(1)
+        if self.kind in ("instance norm", "convolution"):
+            return self.inner(x.view(-1, 4, 8)).flatten(1)
+        if self.kind == "bilinear":
+            return self.inner(x, x)
+        if self.kind == "attention":
+            return self.inner(x[:, None], x[:, None], x[:, None])[0][:, 0]
+        return self.inner(x)
+
+
+ODD = ("recurrent", "group norm", "instance norm", "looked up", "bilinear", "convolution", "attention", "prelu")
+
+
+def odd(*, kind: str) -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), Odd(kind), nn.Linear(32, 10))
+
+
 class Breaks(nn.Module):
     """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
 

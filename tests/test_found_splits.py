@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections import Counter
@@ -38,6 +39,7 @@ from dejavu.sharding.problem import Floats, ShardingError
 from dejavu.sharding.propagation import carried_out
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of as builders_of
+from tests import own_models
 from tests.conftest import some
 from tests.test_pipeline import DROPOUT
 from tests.test_sharding import BATCH, DEVICE, MODELS
@@ -131,6 +133,25 @@ def test_what_is_priced_is_what_is_sent(
             assert {NAMES.get(call, call): count for call, count in sent.items()} == expected, (builder.name, way)
         checked += 1
     assert checked or seconds_per_byte
+
+
+@pytest.mark.parametrize("kind", own_models.ODD)
+def test_what_can_be_carried_out_is_run_by_torch(kind: str, two_devices: DeviceMesh) -> None:
+    """Each single split of every weight, forward and backward; the others are refused."""
+    workload = WIDE.model_copy(update={"model": "tests.own_models:odd", "model_options": {"kind": kind}})
+    builder, graph = builders_of(workload)[1], capture_operators(workload, "cpu")[1]
+    for name, number in graph.weights.items():
+        for dim, whole_sums in itertools.product(range(len(graph.nodes[number].outputs[0].shape)), (False, True)):
+            try:
+                carried_out(graph, {name: dim}, 2, whole_sums=whole_sums)
+            except ShardingError:
+                continue
+            module = builder.build()
+            carry_out(module, {name: dim}, two_devices, whole_sums=whole_sums)
+            received = torch.randn(graph.nodes[0].outputs[0].shape, requires_grad=True)
+            output = module(received)
+            output.backward(torch.randn_like(output))
+            assert output.shape == received.shape == received.grad.shape
 
 
 @pytest.mark.parametrize("size", [2, 4])

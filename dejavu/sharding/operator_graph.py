@@ -194,9 +194,10 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         flat, structure = tree_flatten((args, kwargs))
         reads = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        as_read = {id(leaf): _key(leaf) for leaf in reads}  # `transpose_` changes how its input lies
+        result = func(*args, **kwargs)
         writes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not writes or (is_view(func) and len(writes) == 1 and _key(writes[0]) in self._known):
             return result  # nothing computed, or another wrapper of the same tensor
@@ -204,7 +205,8 @@ class _Recorder(TorchDispatchMode):
         for leaf in flat:
             if isinstance(leaf, torch.Tensor):
                 arguments.append(Argument(len(inputs)))
-                inputs.append(self.value(leaf))
+                known = self._known.get(as_read[id(leaf)])
+                inputs.append(self.source(CONSTANT, leaf) if known is None else known)
             else:
                 arguments.append(leaf)
         self.nodes.append(

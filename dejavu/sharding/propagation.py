@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 from torch.utils._pytree import tree_leaves
 
 from dejavu.graphs.dtensor import REPLICATED, VIEW, lie_alike, tell_torch
@@ -250,6 +250,8 @@ class _Propagation:
         is_split = any(_placement(one) != REPLICATED for one in given)
         if is_split and node.call is not VIEW and node.call in DTensor._op_dispatcher._custom_op_handlers:
             raise ShardingError(f"{node.kind} moves its tensors by rules of its own, which are not priced")
+        if node.is_view and any(isinstance(one.placements[0], _MaskPartial) for one in given):
+            raise ShardingError(f"{node.kind} of rows that each device looked up has another shape than their mask")
         answer = self._asked(node, given)
         wanted = given
         if answer.needs_redistribute and answer.redistribute_schema is not None:

@@ -81,10 +81,9 @@ def _outer_of_groups(*_: Any) -> Ways:
     yield (REPLICATED, 1, REPLICATED), (2,)
 
 
-def _group_norm_backward(inputs: Sequence[TensorType], outputs: Sequence[TensorType], *_: Any) -> Ways:
-    """Of (gradient, x, means, deviations, weight): examples; the weight's and the bias's gradients are sums."""
-    of_weight = (REPLICATED,) * (len(inputs) - 4)
-    yield (0, 0, 0, 0, *of_weight), (0, *((SUMMED,) * (len(outputs) - 1)))
+def _whole(*_: Any) -> Ways:
+    """Only whole: its sizes are numbers among its arguments, which torch does not divide."""
+    yield from ()
 
 
 _ATTENTIONS = ("_for_cpu", "_for_cpu_backward", "", "_backward")
@@ -94,7 +93,7 @@ RULES: dict[str, Rule] = {
     "aten.floor_divide": _alike,
     "aten.index_copy": _into_places,
     "aten.index_add": _into_sums,
-    "aten.native_group_norm_backward": _group_norm_backward,
+    "aten.native_group_norm_backward": _whole,
     "dejavu.grouped_mm": _of_groups,
     "dejavu.grouped_outer": _outer_of_groups,
     "dejavu.fused_rms_norm": _rms_norm,
