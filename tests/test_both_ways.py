@@ -98,7 +98,7 @@ def test_chimera_is_a_schedule_by_its_name() -> None:
     [
         ({}, (0, 3, 5, 8), [one] * 3, 4, "3 stages and 4 microbatches; wanted even numbers"),
         ({}, (0, 3, 8), [one] * 2, 3, "2 stages and 3 microbatches; wanted even numbers"),
-        ({}, (0, 8), [one], 4, "1 stages and 4 microbatches"),
+        ({}, (0, 8), [one], 4, "1 stage and 4 microbatches"),
         ({}, (0, 3, 8), [one_device(2), one], 4, "wanted one device for each stage"),
         ({}, (0, 3, 8), [one_device(1, 2), one], 4, "wanted one device for each stage"),
         ({"slices": 2}, (0, 3, 8), [one] * 2, 4, "wanted no slices"),
