@@ -116,6 +116,7 @@ class Odd(nn.Module):
 
 
 ODD = ("recurrent", "group norm", "instance norm", "looked up", "bilinear", "convolution", "attention", "prelu")
+NEVER_SPLIT = ("recurrent", "bilinear", "prelu")
 
 
 def odd(*, kind: str) -> nn.Sequential:
