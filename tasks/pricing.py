@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.dask_workers import queue_of
+from dejavu.foundation.units import plural
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
@@ -48,9 +49,8 @@ def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
 def capture_model(workload: Workload, cluster: Cluster) -> Graph:
     """Capture the model as layers, without weights, with the kernels of the cluster's kind of devices."""
     graph, log = capture(workload, cluster.kind, kept=KeptInUserCache()), get_run_logger()
-    log.info(
-        "model %s: %d layers, %.2f million parameters", workload.model, len(graph.layers), graph.num_parameters / 1e6
-    )
+    layers = plural(len(graph.layers), "layer")
+    log.info("model %s: %s, %.2f million parameters", workload.model, layers, graph.num_parameters / 1e6)
     for note in graph.notes:
         log.info("%s", note)
     return graph

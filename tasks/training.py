@@ -109,8 +109,8 @@ def try_initializations(
 
     def on_rung(rung: Rung) -> None:
         number, best = len(rung.survivors), rung.best_score
-        said = "successive halving, rung of %d steps: %d of %d trials kept, best running loss %.4f"
-        log.info(said, rung.steps, number, len(rung.draws), best)
+        said = "successive halving, rung of %s: %d of %s kept, best running loss %.4f"
+        log.info(said, plural(rung.steps, "step"), number, plural(len(rung.draws), "trial"), best)
 
     gpus = torch.cuda.device_count()
     workers = min(gpus or cluster.num_devices, total)
@@ -232,9 +232,8 @@ def train_pipeline(
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan
-    log.info(
-        "training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule_name
-    )
+    stages, devices = plural(len(plan.stages), "stage"), plural(len(job.binding.placements), "device")
+    log.info("training %s on %s under %s", stages, devices, plan.schedule_name)
 
     bar, progress = Progress("training", f"steps of {job.workload.model}"), TrainingProgress(job, graph, cluster)
 
