@@ -352,6 +352,16 @@ CASES |= {
     "master weights, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), TWO),
     "master weights, split backward, 2 replicas and 1": (MASTERS, "zbv", (0, 2, 4, 6, 8), [one_device(2), one]),
     "master weights, 2 shards": (MASTERS, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
+    "master weights, ZeRO 1, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), [one_device(2, zero_level=1), one]),
+    "master weights, ZeRO 2, 2 replicas of 2 shards": (MASTERS, "1f1b", (0, 8), [one_device(2, 2, zero_level=2)]),
+    "master weights, ZeRO 3, recomputed": (
+        MASTERS,
+        "gpipe",
+        (0, 4, 8),
+        [one_device(2, zero_level=3, recompute=True), one_device(2, zero_level=3)],
+    ),
+    "master weights, split backward, ZeRO 1": (MASTERS, "zbv", (0, 2, 4, 6, 8), [one_device(2, zero_level=1), one]),
+    "master weights on host, ZeRO 1": (MASTERS, "1f1b", (0, 3, 8), [one_device(2, zero_level=1, offload=UPDATED), one]),
     "t5, cut inside its encoder and its decoder": (T5_GATED, "1f1b", (0, 2, 5, len(layers_of(T5_GATED))), [one] * 3),
     "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),
 }

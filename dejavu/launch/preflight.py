@@ -172,12 +172,6 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"say where on {nowhere[0].device.host}; wanted nvme: {{…, folder: /an/absolute/path}}, or no nvme, "
                 "without which plans keep it elsewhere"
             )
-        if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
-            raise LaunchError(
-                f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "
-                "planned but not trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, "
-                "or no master_weights"
-            )
         if (
             configuration.zero_level >= 2
             and configuration.data_parallel > 1

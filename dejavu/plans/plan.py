@@ -134,9 +134,14 @@ class StageConfiguration:
         return self.num_nodes * self.devices_per_node
 
     @property
+    def shards_state(self) -> bool:
+        """Whether replicas shard what the optimizer has of a weight, and perhaps more (ZeRO)."""
+        return self.zero_level > 0 and self.data_parallel > 1
+
+    @property
     def can_fetch_weights(self) -> bool:
         """Whether its weights may be in the node's memory: each replica has whole ones, which nobody else shares."""
-        return self.tensor_parallel == 1 and (self.zero_level == 0 or self.data_parallel == 1)
+        return self.tensor_parallel == 1 and not self.shards_state
 
     @property
     def comes_back_in_parts(self) -> bool:

@@ -10,10 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dejavu.runtime.process.state_files import StateFiles
-from dejavu.runtime.state import StateOnHost, local_of, moment_like
+from dejavu.runtime.state import MASTER, StateOnHost, local_of, moment_like
 from dejavu.workload import OptimizerSettings, Workload
-
-MASTER = "master"  # the key of a weight's master copy in the optimizer's state and in checkpoints
 
 
 class _WithMasters(torch.optim.Optimizer):
@@ -194,11 +192,13 @@ def make_optimizer(
     torch's fused step, which goes over memory once; of CPUs as it would on the device, to the last bit. Weights that
     are in the host's memory themselves are updated where they are, with `fused` for GPUs that fetch them.
 
-    With master weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
+    Weights that are float32 masters themselves, as sharded ones are (ZeRO), are stepped as they are. With other master
+    weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
     split backward pass adds to an existing gradient but stores the first one as it is, in the weight's own type.
     """
     given = [parameter for parameter in parameters if parameter.requires_grad]  # what is frozen does not decay either
-    if settings.master_weights:
+    adds_masters = settings.master_weights and any(one.dtype != torch.float32 for one in given)
+    if adds_masters:
         for parameter in given:
             parameter.grad_dtype = torch.float32
             parameter.grad = torch.zeros_like(parameter.data, dtype=torch.float32)
@@ -215,7 +215,7 @@ def make_optimizer(
     if settings.decayed == "matrices" and settings.weight_decay:
         whole, left_out = ([one for one in given if (one.dim() > 1) is many] for many in (True, False))
         groups = [{"params": whole}, {"params": left_out, "weight_decay": 0.0}]
-    made = OPTIMIZERS[settings.name, settings.master_weights, on_host or files is not None](groups, **options)
+    made = OPTIMIZERS[settings.name, adds_masters, on_host or files is not None](groups, **options)
     if isinstance(made, StateOnHost):
         made.files = files
     return made

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
+from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.batches.held_out import evaluating
@@ -73,6 +74,9 @@ class Pipeline:
         self._replica_gradients: list[ReplicaGradients] = []
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device, slices=max(1, len(lengths))), list[ReplicatedStage]()
+        self.frees_gradients = self.configuration.shards_state
+        holds_masters = self.frees_gradients and workload.optimizer.master_weights
+        computes_in = DTYPES[workload.dtype] if holds_masters else None
         self._seats = world.seats(place)
         own = [(s, seat) for seat in self._seats for s in plan.ranks[seat.place.pipeline_rank]]
         for s, seat in own:
@@ -82,7 +86,10 @@ class Pipeline:
                 recompute=self.configuration.recompute, offload=self.configuration.offload,
             )  # fmt: skip
             if mesh is not None:
-                spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
+                module.computes_in = computes_in
+                spread(
+                    module, builders[span.start : span.stop], self.configuration, mesh, plan, computes_in=computes_in
+                )
             if workload.compile:
                 compile_layers(module)
             # Microbatches of both of two copies are numbered through.
@@ -205,11 +212,19 @@ class Pipeline:
         )
         self._sum_shared()
         self._sum_tied()
+        self._complete_gradients()
         loss = self._whole(losses)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.clock.end_step()
         return loss
+
+    def _complete_gradients(self) -> None:
+        """Give a master whose weight had no gradient zeros, as weights beside their masters have from the beginning."""
+        for module in self.modules.values():
+            for one in module.parameters() if module.computes_in is not None else ():
+                if one.requires_grad and one.grad is None:
+                    one.grad = torch.zeros_like(one)
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""

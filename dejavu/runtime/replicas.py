@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -51,7 +51,13 @@ def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...
 
 
 def spread(
-    module: nn.Module, builders: Sequence[LayerBuilder], configuration: StageConfiguration, mesh: DeviceMesh, plan: Plan
+    module: nn.Module,
+    builders: Sequence[LayerBuilder],
+    configuration: StageConfiguration,
+    mesh: DeviceMesh,
+    plan: Plan,
+    *,
+    computes_in: torch.dtype | None = None,
 ) -> None:
     """Shard the layers' weights in place: tensor-parallel as the model says, over the replicas as the ZeRO level says.
 
@@ -59,6 +65,10 @@ def spread(
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
     at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again.
+
+    Args:
+        computes_in: what FSDP shards are float32 masters of the trained weights, which it gathers in this type, and
+            whose gradients it adds up and reduces in float32; None: the weights as they are.
     """
     for layer, builder in zip(module.children(), builders, strict=True):
         if split := plan.split_of(builder.name, configuration.tensor_parallel):
@@ -75,11 +85,26 @@ def spread(
                 styles |= {name: _PartOfEach(_WHICH_EXPERTS) for name in grouped}
                 styles |= {name: _Summed(outside, experts.count) for name, cut in cuts if cut == "summed"}
             parallelize_module(layer, mesh["shard"], styles)
-    if configuration.zero_level and configuration.data_parallel > 1:
+    if configuration.shards_state:
+        reduced_in = None if computes_in is None else torch.float32
+        policy = MixedPrecisionPolicy(computes_in, reduced_in, cast_forward_inputs=False)
+        if computes_in is not None:
+            _widen(module)
         for part in (*module.children(), module):
-            sharded = fully_shard(part, mesh=mesh["replica"], reshard_after_forward=configuration.zero_level == 3)
+            sharded = fully_shard(
+                part, mesh=mesh["replica"], reshard_after_forward=configuration.zero_level == 3, mp_policy=policy
+            )
             sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def _widen(module: nn.Module) -> None:
+    """Replace the weights that are trained by float32 masters."""
+    trained = {one: nn.Parameter(one.detach().float()) for one in module.parameters() if one.requires_grad}
+    for owner in module.modules():
+        for name, weight in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
+            if weight in trained:
+                setattr(owner, name, trained[weight])
 
 
 def _of_loss(layer: nn.Module, split: TensorParallel, degree: int) -> tuple[tuple[str, Split], ...]:

@@ -28,6 +28,7 @@ from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
+from dejavu.runtime.gradients.sharded import add_up
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import backend_of, to_receive, to_send
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
@@ -181,14 +182,19 @@ class ReplicatedStage(PipelineStage):
                 self.submod.set_reshard_after_backward(False)
                 self.submod.set_requires_gradient_sync(False)
             ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
-            return backward_input(ends, arriving, inputs, self.submod.parameters())
+            found = backward_input(ends, arriving, inputs, self.submod.parameters())
+            add_up(self.submod)
+            return found
         if self._replicas is not None and not self._replicas.gathers and last_backward and self.is_last_run:
             self._replicas.begin_last_pass()
             if backward_type == "weight":
                 self._backward_weight(self._replicas, bwd_kwargs["param_groups"])
                 return (), None
         if not self._shards_gradients:
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            if backward_type == "weight":
+                add_up(self.submod)
+            return found
         assert backward_type == "full", "rejected by preflight: FSDP reduces as soon as the input's gradient exists"
         names = ("stage_output", "output_grads", "input_values")
         return stage_backward(*(bwd_kwargs[name] for name in names)), None

@@ -37,6 +37,7 @@ from dejavu.workload.pretrained import Pretrained
 
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
+MASTER = "master"  # the key of a weight's float32 master in the optimizer's state and in checkpoints
 OF_ALL = "*"  # the key of what an optimizer's state has of all weights together
 KEPT = 2  # the last ones; and the best, of those that were evaluated on what is held out
 State = dict[str, torch.Tensor]
@@ -67,8 +68,14 @@ class CheckpointError(DejavuError):
 
 
 def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return all tensors of the module and its optimizer, by their global names."""
+    """Return all tensors of the module and its optimizer, by their global names.
+
+    A module that holds masters in the weights' place has both.
+    """
     state = {f"model.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    for name, master in _masters(module).items():
+        state[f"optimizer.{name}.{MASTER}"] = state[f"model.{name}"]
+        state[f"model.{name}"] = master.detach().to(_computes_in(module))
     for name, parameter in module.named_parameters():
         for what, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
@@ -91,17 +98,34 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         raise CheckpointError(
             f"the saved state lacks {missing[0]!r} and {len(missing) - 1} more of the stage's weights"
         )
+    masters = _masters(module)
     with torch.no_grad():
         for name, tensor in own.items():
-            local_of(tensor).copy_(own_part(state[f"model.{name}"], tensor))
+            whole = state.get(f"optimizer.{name}.{MASTER}") if name in masters else None
+            local_of(tensor).copy_(own_part(state[f"model.{name}"] if whole is None else whole, tensor))
     if shared := _of(OF_ALL, state):
         states_of(optimizer)[OF_ALL] = shared
     for name, parameter in module.named_parameters():
-        if found := _of(name, state):
+        found = _of(name, state)
+        if name in masters:
+            found.pop(MASTER, None)
+        if found:
             optimizer.state[parameter] = {what: _like(value, parameter, optimizer) for what, value in found.items()}
     besides: Remembers | None = getattr(module, "besides", None)
     if besides is not None:
         besides.recall(state)
+
+
+def _computes_in(module: nn.Module) -> torch.dtype | None:
+    found: torch.dtype | None = getattr(module, "computes_in", None)
+    return found
+
+
+def _masters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the float32 masters that the module holds in place of weights of another type, by their names."""
+    if _computes_in(module) is None:
+        return {}
+    return {name: one for name, one in module.named_parameters() if one.requires_grad}
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
@@ -121,10 +145,11 @@ def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
         InputError: one is missing or does not fit.
     """
     with Pretrained(workload) as weights, torch.no_grad():
-        sources = weights.sources(module)
+        sources, masters = weights.sources(module), _masters(module)
         for name, held in module.state_dict().items():
             source = weights.source(name, sources.get(name, ()), held.shape)
-            local_of(held).copy_(own_part(weights.read(source), held))
+            own = own_part(weights.read(source), held)
+            local_of(held).copy_(own.to(_computes_in(module)) if name in masters else own)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

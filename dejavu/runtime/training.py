@@ -49,9 +49,11 @@ class Executor(Protocol):
 
     Attributes:
         loss_scale: what the loss is multiplied by before the backward pass, and with it the gradients.
+        frees_gradients: each step makes them anew, as FSDP does of shards; else they are kept, and set to zero.
     """
 
     loss_scale: float
+    frees_gradients: bool
 
     @property
     def rows(self) -> np.ndarray | None:
@@ -77,6 +79,8 @@ class Layers(nn.Sequential):
         sequence: the part of it that this device has, or the slices in which it comes; None: it has all, at once.
         besides: what goes with weights into checkpoints; None: nothing.
         in_parts: its backward passes run in two parts.
+        computes_in: the type of the trained weights in passes, where the module holds float32 masters, sharded over
+            replicas (ZeRO); None: it holds the weights themselves.
         fixed: of the whole model's layers the first ones, to which no gradient comes back: they compute without. In one
             process autograd itself leaves their weights alone; between stages it would be told that they have zeros.
     """
@@ -100,6 +104,7 @@ class Layers(nn.Sequential):
         self.sequence: SequencePart | SlicedSequence | None = None
         self.besides: Remembers | None = None
         self.in_parts = False
+        self.computes_in: torch.dtype | None = None
         self.fixed = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -216,6 +221,7 @@ class WholeModel:
     """The executor of a single process: microbatches one after the other (gradient accumulation)."""
 
     rows = None  # all
+    frees_gradients = False
 
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.microbatches_in_a_step
@@ -274,7 +280,7 @@ def train(
     for step, inputs, targets in reader:
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         started = time.perf_counter()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=executor.frees_gradients)
         executor.loss_scale = 1.0 if scale is None else scale.scale
         loss = executor(step, inputs, targets.to(device))
         are_usable = scale is None or scale.unscale(step)

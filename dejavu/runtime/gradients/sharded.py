@@ -21,6 +21,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 
+def add_up(module: nn.Module) -> None:
+    """Add what part of a backward pass leaves on FSDP's weights to their sums in float32, if it is to reduce these.
+
+    FSDP does so itself after whole passes.
+    """
+    for layer in module.modules():
+        for group in layer._get_fsdp_state()._fsdp_param_groups if isinstance(layer, FSDPModule) else ():
+            for one in group.fsdp_params:
+                one.accumulate_unsharded_grad_if_needed()
+                one.to_accumulated_grad_if_needed()
+
+
 class Place(NamedTuple):
     """Where a weight's gradient is among the columns of all.
 
