@@ -273,7 +273,7 @@ def test_no_part_is_negative(recompute: bool) -> None:
 def test_the_planner_s_sums_are_safe(workload: Workload, recompute: bool) -> None:
     """Adding layers up never says less than the stage's moments, whatever the cut, and as much where they agree."""
     graph = capture(workload)
-    layers, costs = graph.layers, planned_costs(Case("", workload, recompute), graph)
+    layers, costs = graph.layers, planned_costs(workload, graph, StageConfiguration("cpu", recompute=recompute))
     held = {"optimizer": workload.optimizer, "example_bytes": example_bytes(workload), "recompute": recompute}
     for start in range(len(layers)):
         for stop in range(start + 1, len(layers) + 1):

@@ -5,6 +5,7 @@ Rank r writes `peak-<r>.json` in the job's folder.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from dejavu.runtime.worker import join_group
 
 def allocator_peak_bytes(work: Callable[[], Any]) -> int:
     """The most that torch's CPU allocator had handed out at once while `work` ran, from its own events."""
+    gc.collect()  # what is garbage already would be counted as given back
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     recorded: Any = profiler.profiler

@@ -149,26 +149,30 @@ def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, f
     layers = graph.layers[span.start : span.stop]
     depth = named(SCHEDULES, plan.schedule).in_flight(stage, NUM_STAGES, plan.num_microbatches)
     examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
+    configuration = StageConfiguration("cpu", recompute=case.recompute)
     memory = stage_memory(
         layers,
-        StageConfiguration("cpu", recompute=case.recompute),
+        configuration,
         StagePlace(depth, plan.num_microbatches, stage == 0, stage == NUM_STAGES - 1, examples),
         workload.optimizer,
     )
     fixed = fixed_bytes(sum(layer.parameter_bytes for layer in layers), workload.optimizer)
     return {
-        "planned": planned_costs(case, graph).peak_bytes(span.start, span.stop, 0, depth),
+        "planned": planned_costs(workload, graph, configuration).peak_bytes(span.start, span.stop, 0, depth),
         "moments": memory.peak_bytes,
         "outputs": fixed + depth * outputs_bytes(layers, recompute=case.recompute),
         "megatron": megatron_bytes(case, layers, fixed, depth),
     }
 
 
-def planned_costs(case: Case, graph: Graph) -> AdditiveCosts:
-    """The costs that a search is given for one device a stage, of which only memory is looked at."""
+def planned_costs(workload: Workload, graph: Graph, configuration: StageConfiguration) -> AdditiveCosts:
+    """The costs that a search is given for such stages, of which only memory is looked at.
+
+    Args:
+        workload: and its graph, of the examples of one replica.
+    """
     (device,) = this_machine().device_types.values()
-    configuration = StageConfiguration(device.name, recompute=case.recompute)
-    memory = configuration_memory(configuration, graph, case.workload, device, example_bytes(case.workload))
+    memory = configuration_memory(configuration, graph, workload, device, example_bytes(workload))
     nothing = np.zeros((1, len(graph.layers)))
     return AdditiveCosts(
         seconds_CL=nothing,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,9 @@ ALL_AT_ONCE_TENSORS = {"adamw": 1, "sgd": 1}
 # Keys and values of all positions that are there at once while a layer runs that gathers them: as kept, as they arrive,
 # their gradients, and these as they are sent.
 GATHERED_TENSORS = 4
+# Of a layer under ZeRO, by level, its gradients as they are copied to be reduced, and whole, where others are shards.
+_REDUCED_TENSORS = (0, 1, 2, 2)
+_GRADIENTS, _WEIGHTS = 2, 3  # the levels from which on these are sharded
 FETCHED_TENSORS = 2  # of a layer whose weights come from the node's memory: these, and their gradients
 
 
@@ -271,6 +274,43 @@ def message_bytes(cut_bytes: T, num_microbatches: int) -> T:
     return 2 * num_microbatches * cut_bytes
 
 
+class HeldState(NamedTuple):
+    """What a device holds for each byte of a weight.
+
+    Attributes:
+        parameters: as weights, from the beginning to the end of a step.
+        gradients: of a whole step, alike.
+        optimizer: what it has of them.
+        passing: of the largest layer, besides, while it is gathered or its gradients are reduced.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    passing: float = 0.0
+
+    @classmethod
+    def of(cls, configuration: StageConfiguration, settings: OptimizerSettings) -> HeldState:
+        """Count it as torch's FSDP2 holds it, where replicas shard.
+
+        ZeRO levels 1, 2 and 3 shard optimizer state, gradients and weights (Rajbhandari et al., SC 2020, fig. 1). FSDP
+        always has its shards: of the weights, or of their float32 masters, which take their place. Levels 1 and 2 have
+        the gathered weights beside them, level 3 those of one layer, and the buffer in which they arrive. Gradients
+        are copied to be reduced; from level 2 on they are whole in one layer at a time.
+        """
+        each = ForEachByte.of(settings)
+        if not configuration.shards_state:
+            return cls(1.0, each.gradient_bytes, each.optimizer_bytes)
+        level, part = configuration.zero_level, 1 / configuration.data_parallel
+        master = MASTER_RATIO if settings.master_weights else 0
+        return cls(
+            parameters=(master or 1) * part + (level < _WEIGHTS),
+            gradients=each.gradient_bytes * (part if level >= _GRADIENTS else 1),
+            optimizer=(each.optimizer_bytes - master) * part,
+            passing=(_REDUCED_TENSORS[level] + part) * each.gradient_bytes + 2 * (level >= _WEIGHTS),
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class ConfigurationMemory:
     """The memory fields of `AdditiveCosts`, for one configuration.
@@ -299,23 +339,20 @@ def configuration_memory(
 ) -> ConfigurationMemory:
     """Compute it for a graph captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
 
-    ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
-    SC 2020, fig. 1), wherever the state is. Of sharded gradients and weights one layer is whole at a time: a stage is
-    charged for the model's largest. That and the replica's examples are held once per stage, so half is charged at each
-    of its two cuts: also of stages between the first and the last, which have no examples. Weights in the node's memory
-    are on the device, with their gradients, while their layer runs.
+    What FSDP holds of one layer at a time is charged for the model's largest (`HeldState`). That and the replica's
+    examples are held once per stage, so half is charged at each of its two cuts: also of stages between the first and
+    the last, which have no examples. Weights in the node's memory are on the device, with their gradients, while their
+    layer runs.
     """
     kinds, kind_L = graph.kinds
-    r, zero = configuration.data_parallel, configuration.zero_level
     last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
     shards = [Shard.of(layer, configuration, has_loss=k == last) for k, layer in enumerate(kinds)]
     weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte, away = ForEachByte.of(workload.optimizer), configuration.offload
-    kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
-    gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
-    gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
-    if zero and workload.gradients.gathers:  # a layer's, as they arrive from all replicas
+    held = HeldState.of(configuration, workload.optimizer)
+    gathered = held.passing * float(weights_L.max())
+    if configuration.zero_level and workload.gradients.gathers:  # a layer's, as they arrive from all replicas
         gathered += each_byte.gradient_bytes * float(weights_L.max())
     messages_L1 = message_bytes(graph.cut_bytes_L1 / configuration.sequence_parts, workload.num_microbatches)
 
@@ -338,12 +375,12 @@ def configuration_memory(
     rule, gradient_L = workload.gradients, each_byte.gradient_bytes * weights_L
     compared_L = adding_bytes(rule, configuration, gradient_L)
     tied_L = np.array([tied_bytes(layer, configuration, each_byte) for layer in kinds])[kind_L]
-    here, there = parameters + gradients, 0.0
+    here, there = held.parameters + held.gradients, 0.0
     if away.parameters:
         here, there = there, here
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else kept)) + buffers_L + compared_L,
+        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else held.optimizer)) + buffers_L + compared_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
@@ -352,7 +389,7 @@ def configuration_memory(
             (
                 (0.0 if away.optimizer else 1.0)
                 * step_bytes(weights_L, workload.optimizer, device)
-                / (r if zero else 1),
+                / (configuration.data_parallel if configuration.shards_state else 1),
                 gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
                 - compared_L
                 + held_out_share(rule, configuration) * held_L,
@@ -360,5 +397,5 @@ def configuration_memory(
             )
         ),
         offloaded_bytes_L=offloaded_L,
-        state_away_bytes_L=weights_L * (there + (kept if away.optimizer else 0.0)),
+        state_away_bytes_L=weights_L * (there + (held.optimizer if away.optimizer else 0.0)),
     )

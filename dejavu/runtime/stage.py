@@ -182,9 +182,9 @@ class ReplicatedStage(PipelineStage):
                 self.submod.set_reshard_after_backward(False)
                 self.submod.set_requires_gradient_sync(False)
             ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
-            found = backward_input(ends, arriving, inputs, self.submod.parameters())
+            of_inputs, later = backward_input(ends, arriving, inputs, self.submod.parameters())
             add_up(self.submod)
-            return found
+            return of_inputs, later
         if self._replicas is not None and not self._replicas.gathers and last_backward and self.is_last_run:
             self._replicas.begin_last_pass()
             if backward_type == "weight":
