@@ -23,6 +23,8 @@ WARMUP_STEPS = 2  # as of the ranks beside it
 class Replicated:
     """An executor of `train`: each rank an equal part of every microbatch, gradients summed in the last one's pass."""
 
+    frees_gradients = False
+
     def __init__(self, model: DistributedDataParallel, workload: Workload) -> None:
         self._model, self._loss, self._runs = model, model_of(workload).loss, workload.microbatches_in_a_step
         self.loss_scale = 1.0

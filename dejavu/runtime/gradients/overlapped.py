@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.state import local_of
@@ -21,7 +22,8 @@ class OverlappedSum:
 
     A bucket holds weights that follow each other backward through the layers; its sum begins when those of all earlier
     buckets have begun, so that every rank of the group begins them in one order. A rank's first step finds out which
-    weights have gradients, and sums at its end.
+    weights have gradients, and sums at its end. From then on these gradients lie in their bucket one after the other,
+    so that it is summed where it is.
 
     Source: the buckets of torch's DistributedDataParallel ([Li et al. 2020](https://arxiv.org/abs/2006.15704), section
     3.2.3), for the last backward pass of a pipeline's step.
@@ -30,16 +32,16 @@ class OverlappedSum:
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
         self._weights = [one for one in reversed(list(module.parameters())) if one.requires_grad]
         self._group, self._device = group, device
-        self._buckets: list[list[nn.Parameter]] = []
+        self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._missing: list[int] | None = None  # gradients that each bucket waits for; None: not in the last pass
-        self._sent: list[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = []
+        self._sent: list[dist.Work] = []
         for weight in self._weights:
             weight.register_post_accumulate_grad_hook(self.arrived)
 
     def begin(self) -> None:
         """Take note that the last backward pass of the step begins."""
-        self._missing = [len(bucket) for bucket in self._buckets]
+        self._missing = [len(bucket.places) for bucket in self._buckets]
 
     def send_rest(self) -> None:
         """Begin the sums of all buckets that have not begun: their gradients are what they are."""
@@ -50,11 +52,9 @@ class OverlappedSum:
             self._send()
 
     def wait(self) -> None:
-        """Put the sums in the gradients' place; sum those in the host's memory, which have no room on the device."""
-        for gradients, flat, work in self._sent:
+        """Wait for the sums; sum those in the host's memory, which have no room on the device."""
+        for work in self._sent:
             work.wait()
-            for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(part.view_as(gradient))
         self._sent.clear()
         sum_gradients(filter(self._is_elsewhere, self._weights), self._group, self._device)
 
@@ -70,25 +70,57 @@ class OverlappedSum:
             self._send()
 
     def _send(self) -> None:
-        gradients = [local_of(one.grad) for one in self._buckets[len(self._sent)] if one.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        work = dist.all_reduce(self._buckets[len(self._sent)].filled(), group=self._group, async_op=True)
         assert work is not None
-        self._sent.append((gradients, flat, work))
+        self._sent.append(work)
 
     def _put_in_buckets(self, weights: Sequence[nn.Parameter]) -> None:
-        sizes = {one: _num_bytes(one) for one in weights}
+        sizes = {one: _gradient(one).nbytes for one in weights}
         most = min(max(sum(sizes.values()) / BUCKETS, LEAST_BYTES), MOST_BYTES)
-        filled = float("inf")
+        groups, filled = list[list[nn.Parameter]](), float("inf")
         for weight in weights:
-            if filled + sizes[weight] > most or self._buckets[-1][0].dtype != weight.dtype:
-                self._buckets.append([])
+            if filled + sizes[weight] > most or _gradient(groups[-1][0]).dtype != _gradient(weight).dtype:
+                groups.append([])
                 filled = 0.0
             filled += sizes[weight]
-            self._buckets[-1].append(weight)
-            self._bucket_of[weight] = len(self._buckets) - 1
+            groups[-1].append(weight)
+            self._bucket_of[weight] = len(self._buckets) + len(groups) - 1
+        self._buckets += [_Bucket(group) for group in groups]
 
 
-def _num_bytes(weight: nn.Parameter) -> int:
-    local = local_of(weight)
-    return local.numel() * local.element_size()
+class _Bucket:
+    """Some weights' gradients, one after the other in one tensor.
+
+    Attributes:
+        places: each weight's part of it.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+        gradients = [_gradient(one) for one in weights]
+        self._flat = torch.cat([gradient.flatten() for gradient in gradients])
+        parts = self._flat.split([gradient.numel() for gradient in gradients])
+        pairs = zip(parts, gradients, strict=True)
+        self.places = dict(zip(weights, [part.view_as(gradient) for part, gradient in pairs], strict=True))
+        for weight in weights:
+            self._place(weight)
+
+    def filled(self) -> torch.Tensor:
+        """Return it with all its gradients in it: who made one anew has it put back; one that is absent is zero."""
+        for weight, part in self.places.items():
+            if weight.grad is None:
+                part.zero_()
+            elif (gradient := _gradient(weight)).data_ptr() != part.data_ptr():
+                part.copy_(gradient)
+                self._place(weight)
+        return self._flat
+
+    def _place(self, weight: nn.Parameter) -> None:
+        if isinstance(weight.grad, DTensor):
+            weight.grad._local_tensor = self.places[weight]  # `from_local` would ask its group
+        else:
+            weight.grad = self.places[weight]
+
+
+def _gradient(weight: nn.Parameter) -> torch.Tensor:
+    assert weight.grad is not None
+    return local_of(weight.grad)
