@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, StagePlace, fixed_bytes, stage_memory
+from benchmarks.pipeline.plans import one_device
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, layer_activation_bytes
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
@@ -142,7 +143,13 @@ def test_prediction_equals_the_real_allocator(workload: Workload, recompute: boo
 @pytest.mark.slow
 def test_prediction_equals_the_real_pipeline() -> None:
     """Four ranks of the runtime, torch's own 1F1B."""
-    rows = case_rows(Case("gpt", WORKLOADS["gpt"].model_copy(update={"batch_size": 48, "num_microbatches": 8}), True))
+    rows = case_rows(
+        Case(
+            "gpt",
+            WORKLOADS["gpt"].model_copy(update={"batch_size": 48, "num_microbatches": 8}),
+            one_device(recompute=True),
+        )
+    )
     assert [row["depth"] for row in rows] == [4, 3, 2, 1]
     for row in rows:
         assert abs(row["moments_percent"]) < 1.0

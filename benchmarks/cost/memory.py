@@ -4,8 +4,9 @@
 `moments` is the referee of `benchmarks.cost.stage_memory`, which no plan uses, because it is no sum over layers.
 
 Each case trains a pipeline of four ranks by the project's own runtime (gloo, torch's 1F1B schedule), so that its stages
-hold 4, 3, 2 and 1 microbatches at once; recompute is torch's checkpointing of every layer. A rank's allocator tells
-every allocation from before its weights are drawn to the end of the third step.
+hold 4, 3, 2 and 1 microbatches at once, or two stages of two replicas each, at every ZeRO level; recompute is torch's
+checkpointing of every layer. A rank's allocator tells every allocation from before its weights are drawn to the end of
+the third step; of a stage's replicas the one that takes most counts.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.launch.torchrun import torchrun_words
+from dejavu.parallelism import ZERO_LEVELS
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.process import rank_environment
 from dejavu.workload import OptimizerSettings, Workload
 
-NUM_STAGES, NUM_STEPS = 4, 3  # optimizer state exists from the second step on
+NUM_RANKS, NUM_STEPS = 4, 3  # optimizer state exists from the second step on
 SECONDS_FOR_A_CASE = 300
 ALLOCATED_DATA = ("text",)  # other data stays where numpy made it, and the allocator does not know of it
 WORKLOADS = {
@@ -76,17 +78,43 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One pipeline that is trained for real."""
+    """One pipeline that is trained for real.
+
+    Attributes:
+        configuration: of each stage.
+    """
 
     name: str
     workload: Workload
-    recompute: bool
+    configuration: StageConfiguration
+
+    @property
+    def num_stages(self) -> int:
+        return NUM_RANKS // self.configuration.num_devices
+
+    @property
+    def of_a_replica(self) -> Workload:
+        return self.workload.model_copy(
+            update={"batch_size": self.workload.batch_size // self.configuration.example_parts}
+        )
+
+
+REPLICATED = ("gpt", "gpt in bfloat16, float32 masters")
+
+
+def cases() -> list[Case]:
+    """Every workload in four stages, kept and recomputed; and some in two stages of two replicas."""
+    alone = [one_device(recompute=again) for again in (False, True)]
+    sharing = [one_device(2, zero_level=level) for level in ZERO_LEVELS]
+    return [
+        *(Case(name, workload, one) for name, workload in WORKLOADS.items() for one in alone),
+        *(Case(name, WORKLOADS[name], one) for name in REPLICATED for one in sharing),
+    ]
 
 
 def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """All cases; a row for each stage."""
-    cases = [Case(name, workload, again) for name, workload in WORKLOADS.items() for again in (False, True)]
-    rows = [row for case in cases for row in case_rows(case)]
+    rows = [row for case in cases() for row in case_rows(case)]
 
     def errors(column: str) -> list[float]:
         return [row[column] for row in rows if row[column] is not None]
@@ -103,6 +131,8 @@ def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         "moments_worst_percent": max(abs(error) for error in errors("moments_percent")),
         "outputs_mape_percent": mean("outputs_percent"),
         "megatron_mape_percent": mean("megatron_percent"),
+        "zero_least_percent": min(row["planned_percent"] for row in rows if row["zero_level"]),
+        "zero_worst_percent": max(row["planned_percent"] for row in rows if row["zero_level"]),
         "rows": len(rows),
     }
     return "Peak memory of a stage: as plans count it, and the CPU allocator's", rows, summary
@@ -110,9 +140,9 @@ def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
 
 def case_rows(case: Case) -> list[dict[str, Any]]:
     """Predict every stage, then train the pipeline and compare."""
-    graph = capture(case.workload)
-    plan = even_plan(len(graph.layers), case.workload)
-    predicted = [stage_bytes(case, graph, plan, stage) for stage in range(NUM_STAGES)]
+    graph = capture(case.of_a_replica)
+    plan = even_plan(len(graph.layers), case)
+    predicted = [stage_bytes(case, graph, plan, stage) for stage in range(case.num_stages)]
     rows = []
     for stage, real in enumerate(real_peaks(case, plan)):
         found = predicted[stage]
@@ -121,12 +151,14 @@ def case_rows(case: Case) -> list[dict[str, Any]]:
             {
                 "model": case.name,
                 "stage": stage,
-                "depth": NUM_STAGES - stage,
-                "recompute": case.recompute,
+                "depth": case.num_stages - stage,
+                "recompute": case.configuration.recompute,
+                "replicas": case.configuration.data_parallel,
+                "zero_level": case.configuration.zero_level,
                 "real_bytes": real,
                 "planned_bytes": round(found["planned"] or 0),
                 "planned_percent": off["planned"],
-                "moments_bytes": round(found["moments"] or 0),
+                "moments_bytes": None if found["moments"] is None else round(found["moments"]),
                 "moments_percent": off["moments"],
                 "outputs_percent": off["outputs"],
                 "megatron_percent": off["megatron"],
@@ -135,32 +167,33 @@ def case_rows(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def even_plan(num_layers: int, workload: Workload) -> Plan:
+def even_plan(num_layers: int, case: Case) -> Plan:
     """As many layers for each stage."""
-    cuts = [round(s * num_layers / NUM_STAGES) for s in range(NUM_STAGES + 1)]
-    configuration = StageConfiguration("cpu")
-    stages = tuple(Stage(start, stop, configuration) for start, stop in pairwise(cuts))
-    return Plan(stages, workload.searched_schedule, workload.num_microbatches)
+    cuts = [round(s * num_layers / case.num_stages) for s in range(case.num_stages + 1)]
+    stages = tuple(Stage(start, stop, case.configuration) for start, stop in pairwise(cuts))
+    return Plan(stages, case.workload.searched_schedule, case.workload.num_microbatches)
 
 
 def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, float | None]:
-    """What plans, the referee and two usual formulas say of one stage."""
+    """What plans, the referee and two usual formulas say of one stage; of replicas plans alone."""
     workload, span = case.workload, plan.stages[stage]
     layers = graph.layers[span.start : span.stop]
-    depth = named(SCHEDULES, plan.schedule).in_flight(stage, NUM_STAGES, plan.num_microbatches)
+    depth = named(SCHEDULES, plan.schedule).in_flight(stage, case.num_stages, plan.num_microbatches)
     examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
-    configuration = StageConfiguration("cpu", recompute=case.recompute)
+    planned = planned_costs(workload, graph, case.configuration).peak_bytes(span.start, span.stop, 0, depth)
+    if case.configuration.data_parallel > 1:
+        return {"planned": planned, "moments": None, "outputs": None, "megatron": None}
     memory = stage_memory(
         layers,
-        configuration,
-        StagePlace(depth, plan.num_microbatches, stage == 0, stage == NUM_STAGES - 1, examples),
+        case.configuration,
+        StagePlace(depth, plan.num_microbatches, stage == 0, stage == case.num_stages - 1, examples),
         workload.optimizer,
     )
     fixed = fixed_bytes(sum(layer.parameter_bytes for layer in layers), workload.optimizer)
     return {
-        "planned": planned_costs(workload, graph, configuration).peak_bytes(span.start, span.stop, 0, depth),
+        "planned": planned,
         "moments": memory.peak_bytes,
-        "outputs": fixed + depth * outputs_bytes(layers, recompute=case.recompute),
+        "outputs": fixed + depth * outputs_bytes(layers, recompute=case.configuration.recompute),
         "megatron": megatron_bytes(case, layers, fixed, depth),
     }
 
@@ -207,18 +240,18 @@ def megatron_bytes(case: Case, layers: Sequence[Layer], fixed: float, depth: int
     blocks = sum(layer.name.startswith("block") for layer in layers)
     whole, kept = s * b * h * (34 + 5 * a * s / h), 2 * s * b * h
     in_32_bits = 2
-    held = depth * blocks * kept + min(blocks, 1) * whole if case.recompute else depth * blocks * whole
+    held = depth * blocks * (kept if case.configuration.recompute else whole)
+    held += min(blocks, 1) * whole * case.configuration.recompute
     return fixed + in_32_bits * held
 
 
 def real_peaks(case: Case, plan: Plan) -> list[int]:
-    """Train the pipeline; the allocator's peak of every rank."""
+    """Train the pipeline; the allocator's peak of every stage."""
     with tempfile.TemporaryDirectory(prefix="dejavu-memory-") as folder:
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
-        ranks = [one_device(recompute=case.recompute)] * len(plan.stages)
-        binding = by_hand(plan.schedule, bounds, ranks, plan.num_microbatches)
+        binding = by_hand(plan.schedule, bounds, [case.configuration] * case.num_stages, plan.num_microbatches)
         path = replace(job_of(case.workload, binding, NUM_STEPS), folder=folder).write()
-        words = [word for word in torchrun_words(len(plan.stages), path) if not word.startswith("--max-restarts")]
+        words = [word for word in torchrun_words(NUM_RANKS, path) if not word.startswith("--max-restarts")]
         words[words.index("dejavu.runtime.worker")] = "benchmarks.cost._memory_rank"
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0", *words],
@@ -229,5 +262,10 @@ def real_peaks(case: Case, plan: Plan) -> list[int]:
         )
         if done.returncode:
             raise RuntimeError(f"the ranks of {case.name} failed:\n{done.stderr}")
-        peaks = (Path(folder) / f"peak-{stage}.json" for stage in range(len(plan.stages)))
-        return [json.loads(peak.read_text())["peak_bytes"] for peak in peaks]
+        peaks = [
+            json.loads((Path(folder) / f"peak-{rank}.json").read_text())["peak_bytes"] for rank in range(NUM_RANKS)
+        ]
+        stage_of = [place.pipeline_rank for place in binding.placements]
+        return [
+            max(peak for peak, s in zip(peaks, stage_of, strict=True) if s == stage) for stage in range(case.num_stages)
+        ]

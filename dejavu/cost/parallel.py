@@ -23,7 +23,7 @@ from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_sh
 from dejavu.cost.kernels.sequence import SliceOfTokens, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
-from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
+from dejavu.cost.offload.updates import Stepped, disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.offload.weights import arriving_bytes, fetching_seconds, summing_seconds
 from dejavu.cost.parts import Passes, PricedParts, StagePasses, ratio
 from dejavu.cost.sources.predicted import Predicted
@@ -224,13 +224,14 @@ class ParallelPrices:
             once_L = once_L + share * (passes.forward_L + passes.backward_L) + came_L / rule.held_out_every
         staged, away = 0.0, configuration.offload
         if away.optimizer:
-            own_L = weights_L / (configuration.data_parallel if configuration.zero_level else 1)
+            stepped = Stepped.of(configuration, workload)
+            own_L = stepped.ratio * weights_L / (configuration.data_parallel if configuration.zero_level else 1)
             once_L = once_L + update_seconds(
-                own_L, workload.optimizer, workload.dtype, host,
+                own_L, stepped.settings, stepped.dtype, host,
                 is_fused=device.kind != "cpu", with_copies=away.parameters is None,
             )  # fmt: skip
             largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
-            staged = staging_bytes(largest, workload.optimizer)
+            staged = staging_bytes(stepped.ratio * largest, stepped.settings)
         fetched_L3 = np.zeros((len(weights_L), 3))
         if away.parameters:
             fetched = fetching_seconds(weights_L, workload.optimizer, host)

@@ -10,16 +10,39 @@ Shape suffix: L = layers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dejavu.cluster import HostMemory, Nvme
 from dejavu.cost.memory import MASTER_RATIO, ONE_BY_ONE_TENSORS, ForEachByte
 from dejavu.cost.sources.predicted import optimizer_kernels
+from dejavu.plans import StageConfiguration
 from dejavu.plans.stage_costs import Floats
-from dejavu.workload import OptimizerSettings
+from dejavu.workload import OptimizerSettings, Workload
 
 # Tensors that torch's fused step reads and writes once (aten/src/ATen/native/cpu/FusedAdamKernel.cpp and
 # FusedSGDKernel.cpp): gradient and weight, each moment both ways, and the new weight.
 _FUSED_BASE, _FUSED_PER_MOMENT = 3, 2
 _MANY_BYTES = 2.0**30  # of a weight of which traffic is counted: kernels of whole elements
+
+
+class Stepped(NamedTuple):
+    """What an optimizer steps.
+
+    Attributes:
+        ratio: its bytes for each byte of the weights that layers compute with.
+    """
+
+    settings: OptimizerSettings
+    dtype: str
+    ratio: float
+
+    @classmethod
+    def of(cls, configuration: StageConfiguration, workload: Workload) -> Stepped:
+        """Where replicas shard float32 masters, these are the weights that it steps, and have none themselves."""
+        settings = workload.optimizer
+        if settings.master_weights and configuration.shards_state:
+            return cls(settings.model_copy(update={"master_weights": False}), "float32", MASTER_RATIO)
+        return cls(settings, workload.dtype, 1.0)
 
 
 def update_seconds(
