@@ -297,7 +297,8 @@ def test_zero_shards_state_and_the_optimizer(empty: ProfileDatabase) -> None:
     fixed = problem.costs.fixed_bytes_CL[levels].sum(axis=1)
     assert (np.diff(fixed) < 0).all()
     weights = float(sum(layer.parameter_bytes for layer in graph_of("gpt", 2).layers))
-    assert fixed.tolist() == pytest.approx([4 * weights, 2.5 * weights, 1.75 * weights, weights])
+    # At levels 1 and 2 a device has its shard of the weights beside the gathered ones, a fourth more.
+    assert fixed.tolist() == pytest.approx([4 * weights, 2.75 * weights, 2 * weights, weights])
     busy = problem.costs.seconds_CL[levels].sum(axis=1)
     assert busy[0] == busy[1] < busy[2] < busy[3]  # gathers and scatters in every microbatch from level 2 on
 
