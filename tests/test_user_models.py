@@ -20,6 +20,7 @@ from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single
 from dejavu.testing.models import check_model
+from dejavu.trials.spec import TrialSpec
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import ExampleShape, dataset_of
 from dejavu.workload.models import layers_of, model_of
@@ -111,6 +112,47 @@ def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, mo
     (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):
         layers_of(Workload(model="a_script_of_mine:make", data="digits"))
+
+
+IMPORTS = {  # how a model's file reads another of its folder, which says how wide it is
+    "relative": "from .other import width",
+    "module": "from . import other\nwidth = other.width",
+    "absolute": "from {package}.other import width",
+    "by a third": "from .third import width",
+    "beside the package": "from {package}_beside import width",
+    "in a function": "def width():\n    from .other import width\n    return width()",
+    "a partial": "import functools\nfrom .other import width",
+}
+
+
+@pytest.mark.parametrize("how", IMPORTS)
+def test_what_is_kept_of_a_model_is_of_all_its_files(how: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Trials and plans of other code would be taken for its own."""
+    package = f"a_model_{list(IMPORTS).index(how)}"
+    folder = tmp_path / package
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    other = tmp_path / f"{package}_beside.py" if how == "beside the package" else folder / "other.py"
+    other.write_text("def width():\n    return 16\n")
+    (folder / "third.py").write_text("from .other import width\n" if how == "by a third" else "")
+    (folder / "apart.py").write_text("from nowhere import nothing\n")
+    making = "def built():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, width()), nn.Linear(width(), 10))\n"
+    making += "make = functools.partial(built)\n" if how == "a partial" else "make = built\n"
+    (folder / "nets.py").write_text(f"from torch import nn\n{IMPORTS[how].format(package=package)}\n{making}")
+    monkeypatch.syspath_prepend(tmp_path)
+    workload = Workload(model=f"{package}.nets:make", data="digits")
+
+    def key() -> str:
+        return TrialSpec(workload, Draw(), 1).key
+
+    before = key()
+    (folder / "apart.py").write_text("from nowhere import something\n")
+    assert key() == before, "no file of the model's"
+    other.write_text("def width():\n    return 8 + 8\n")
+    after = key()
+    assert after != before
+    (folder / "nets.py").write_text((folder / "nets.py").read_text() + "# nothing else\n")
+    assert key() not in (before, after)
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -15,6 +15,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
+from dejavu.workload.models.code import imported_code
 
 
 def source_hash(thing: object) -> str:
@@ -250,14 +251,15 @@ class Model(ABC):
 
     @property
     def code(self) -> str:
-        """A hash of the model's code: measurements under one code are not used for another's."""
+        """A hash of the model's code: what trials and plans found under one code is not used for another's."""
         shared, asked = set[str](), [type(self).__module__]
         while asked:
             used = {str(getattr(one, "__module__", "")) for one in vars(sys.modules[asked.pop()]).values()}
             more = {name for name in used if name.startswith(f"{__package__}.modules.")} - shared
             shared |= more
             asked += more
-        return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in sorted(shared))))
+        own = imported_code(type(self).__module__) or source_hash(type(self))
+        return "-".join([own, *(source_hash(sys.modules[name]) for name in sorted(shared))])
 
     @property
     def has_loss_by_class(self) -> bool:

@@ -14,6 +14,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import LayerBuilder, Model, source_hash
+from dejavu.workload.models.code import imported_code
 from dejavu.workload.models.user.cutting import Cut, Take, cut
 
 _CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds
@@ -35,6 +36,7 @@ class UserModel(Model):
 
     factory: Callable[..., nn.Module]
     options: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""  # by whose name the factory was found
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         cut = self._cut(shape)
@@ -62,14 +64,15 @@ class UserModel(Model):
             for name, tensor in take(module).state_dict(keep_vars=True).items():
                 every = left.get(id(tensor), [])
                 if every and f"{layer}.{name}" in wanted:
-                    same = next((one for one in every if one == name), every[0])  # a traced layer has the whole's names
+                    # A traced layer has the names of the module that was traced: the whole, or what is wrapped in it.
+                    same = next((one for one in every if f".{one}".endswith(f".{name}")), every[0])
                     every.remove(same)
                     found[f"{layer}.{name}"] = same
         return found
 
     @property
     def code(self) -> str:
-        return source_hash(self.factory)
+        return imported_code(self.module) or source_hash(self.factory)
 
     def _cut(self, shape: ExampleShape) -> Cut:
         key = (self.factory, repr(sorted(self.options.items())), shape)
@@ -109,4 +112,4 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
         return made
     if not isinstance(made, nn.Module):
         raise InputError(f"model {reference!r} returns a {type(made).__name__}; wanted a module or a Model", ("model",))
-    return UserModel(factory, options)
+    return UserModel(factory, options, module_name)
