@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -502,6 +503,34 @@ def _hooked() -> nn.Module:
     return made
 
 
+class _Switched(nn.Module):
+    """Children in order, of which the first, or all, run with something of torch switched."""
+
+    def __init__(self, switch: Callable[[], Any], *, all_of_them: bool = False) -> None:
+        super().__init__()
+        self.switch, self.all_of_them = switch, all_of_them
+        self.fixed = nn.Sequential(nn.Flatten(), nn.Linear(64, 32))
+        self.middle, self.scores = nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.switch():
+            x = self.fixed(x)
+            if self.all_of_them:
+                return self.scores(self.middle(x))  # type: ignore[no-any-return]
+        return self.scores(self.middle(x.float() if x.dtype != torch.float32 else x))  # type: ignore[no-any-return]
+
+
+class Wrapped(nn.Module):
+    """One module, as frameworks and losses wrap them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.module(*inputs, **options)
+
+
 def _one_act(act: nn.Module) -> list[nn.Module]:
     return [nn.Flatten(), nn.Linear(64, 32), act, nn.Linear(32, 32), act, nn.Linear(32, 10)]
 
@@ -526,6 +555,16 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(), *(nn.Sequential(nn.Linear(64, 64), nn.Hardshrink(rate)) for rate in _rates(3)), nn.Linear(64, 10)
     ),
     "no child that does something": lambda: nn.Sequential(nn.Identity()),
+    "a child without gradients": lambda: _Switched(torch.no_grad),
+    "a child under autocast": lambda: _Switched(partial(torch.autocast, "cpu", torch.bfloat16)),
+    "all under autocast": lambda: _Switched(partial(torch.autocast, "cpu", torch.bfloat16), all_of_them=True),
+    "a wrapped chain": lambda: Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))),
+    "wrapped twice, traced": lambda: Wrapped(Wrapped(Images())),
+    "wrapped, declared": lambda: Wrapped(_DeclaredInPlace(*_one_act(nn.Hardtanh(inplace=True)))),
+    "wrapped, without gradients": lambda: Wrapped(_Switched(torch.no_grad)),
+    "wrapped, all without gradients": lambda: nn.Sequential(
+        WithoutGradients(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    ),
 }
 
 

@@ -80,7 +80,10 @@ def test_layers_compute_what_the_module_does(name: str) -> None:
 
 @pytest.mark.parametrize("kind", own_models.CHAINS)
 def test_whatever_a_chain_does_its_layers_do(kind: str) -> None:
-    """Each on a tensor of its own that wants a gradient, as a stage receives it, and of which nothing is written to."""
+    """Each on a tensor of its own that wants a gradient, as a stage receives it, and of which nothing is written to.
+
+    In sequence they give every weight the gradient that it has in the module, or none.
+    """
     workload = workload_of("chain", kind=kind)
     whole = own_models.chain(kind)
     parts = [builder.build() for builder in layers_of(workload)]
@@ -94,9 +97,33 @@ def test_whatever_a_chain_does_its_layers_do(kind: str) -> None:
             found = part.train(trains)(received)
             assert torch.equal(received, kept)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    layers = nn.ModuleDict({one.name: part for one, part in zip(layers_of(workload), parts, strict=True)})
+    names = model_of(workload).weight_names(dataset_of(workload).shape, layers.state_dict())
+    x, _ = batch_of(workload, 4)
+    for output in (nn.Sequential(*parts).train()(x), whole.train()(x.clone())):
+        if output.requires_grad:
+            output.square().sum().backward()
+    grads = {name: weight.grad for name, weight in whole.named_parameters()}
+    for name, weight in layers.named_parameters():
+        found, expected = weight.grad, grads[names[name]]
+        assert (found is None) == (expected is None), name
+        if found is not None:
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("a tuple between two", 2), ("rates read from a tensor", 4)])
+LEAST = {
+    "a tuple between two": 2,
+    "rates read from a tensor": 4,
+    "a child without gradients": 2,
+    "a child under autocast": 2,
+    "a wrapped chain": 4,
+    "wrapped twice, traced": 6,
+    "wrapped, declared": 2,
+    "wrapped, without gradients": 2,
+}
+
+
+@pytest.mark.parametrize(("kind", "least"), LEAST.items())
 def test_such_chains_are_cut(kind: str, least: int) -> None:
     workload = workload_of("chain", kind=kind)
     assert len(layers_of(workload)) >= least

@@ -86,16 +86,19 @@ def _runs_in_sequence(module: nn.Module) -> bool:
 def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> str:
     """Return why running the children in sequence would not be the module's forward pass; empty if it would.
 
-    Each child's one input must be the same tensor object that the previous child returned, unmodified in between. That
-    is checked while the module's own forward pass runs on fake tensors.
+    Each child's one input must be the same tensor object that the previous child returned, unmodified in between, and
+    torch's switches those of the call. That is checked while the module's own forward pass runs on fake tensors.
     """
     before, version, called = example, example._version, list[str]()
     faults: list[str] = []
+    switches = _switches()
 
     def enter(name: str, part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         place = f"{called[-1]!r} and {name!r}" if called else f"the input and {name!r}"
         if len(inputs) != 1 or options or inputs[0] is not before or _version(before) != version:
             faults.append(f"its forward pass does something between {place}")
+        if _switches() != switches:
+            faults.append(f"its forward pass runs {name!r} without gradients or under autocast")
 
     def leave(name: str, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal before, version
@@ -119,6 +122,12 @@ def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> str:
     if not faults and (result is not before or _version(before) != version):
         return f"its forward pass does something after {called[-1]!r}"
     return faults[0] if faults else ""
+
+
+def _switches() -> tuple[bool, ...]:
+    """Return what of torch a forward pass can switch around a child."""
+    autocast = (torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
 
 
 def _version(thing: Any) -> int:

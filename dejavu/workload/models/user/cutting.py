@@ -48,7 +48,8 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     """Cut a module, in the first of these ways that can be taken.
 
     1. It has a method `dejavu_layers`, which returns its layers.
-    2. It is a Sequential, or another module that runs its children once each, in order, and does nothing else.
+    2. It is a Sequential, or another module that runs its children once each, in order, and does nothing else; of one
+       that only runs one other, that one is cut.
     3. Its graph, traced by `torch.export`, has one tensor at boundaries between its modules.
     4. It is one layer; the notes say why.
 
@@ -67,6 +68,8 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
         groups, notes = tie(found, makers)
         if len({layer_name(group) for group in groups}) < len(groups):
             return _whole("its children's names differ only in dots")
+        if len(found) == 1 and any(True for _ in next(iter(found.values())).children()):
+            return _inside(next(iter(found)), make, shape)
         return Cut({layer_name(group): partial(_children, group) for group in groups}, notes)
     with fake_tensors(mode):
         module = make()  # without what watched it
@@ -79,6 +82,19 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
         return _whole(reason, *notes)
     takes = {piece.name: partial(build, piece=piece) for piece in pieces}
     return Cut(takes, notes, {piece.name: piece.tied for piece in pieces})
+
+
+def _inside(name: str, make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
+    """Cut the one child that does all that a module does."""
+    found = cut(lambda: make().get_submodule(name), shape)
+    if len(found.takes) == 1:
+        return Cut({layer_name((name,)): partial(_children, (name,))}, found.notes)
+    takes = {layer: partial(_of_child, name, take) for layer, take in found.takes.items()}
+    return Cut(takes, found.notes, found.tied)
+
+
+def _of_child(name: str, take: Take, module: nn.Module) -> nn.Module:
+    return take(module.get_submodule(name))
 
 
 def _said(error: Exception) -> str:
