@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dejavu.cluster import load_cluster
+from dejavu.cluster import catalogue, load_cluster
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
@@ -133,6 +133,22 @@ def test_what_cannot_be_added_or_removed_is_said(
 ) -> None:
     with pytest.raises(InputError, match=said):
         changed(write(tmp_path), parse_changes("--add", added), parse_changes("--remove", removed))
+
+
+@pytest.mark.parametrize("device", catalogue())
+def test_a_group_is_not_meant_by_another_device(device: str, tmp_path: Path) -> None:
+    """`2xa10` of a file with A100s is a mistake: no more of these are meant."""
+    path = tmp_path / "one.yaml"
+    nodes = f"- {{name: mine, count: 2, devices: {{type: {device}, count: 2}}}}\n"
+    path.write_text(f"nodes:\n{nodes}links: {{default: {{bandwidth: 25 Gbit/s}}}}\n")
+    file = NodeFile(path)
+    for other in catalogue():
+        if other != device:
+            with pytest.raises(InputError, match="has no nodes called"):
+                file.group_named(other)
+    parts = device.split("-")
+    short = {"-".join(parts[:number]) for number in range(1, len(parts) + 1)}
+    assert {file.group_named(name.lower()) for name in short if name == device or name not in catalogue()} == {"mine"}
 
 
 def test_a_type_in_several_groups_has_to_be_named_by_its_group(tmp_path: Path) -> None:

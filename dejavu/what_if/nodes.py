@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dejavu.cluster import Cluster, load_cluster
+from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.foundation.errors import InputError
 
 _CHANGE = re.compile(r"\s*([0-9]+)\s*[x×]\s*(\S+)\s*")
@@ -44,7 +44,7 @@ class NodeFile:
         ways = (
             [group.name for group in groups if group.name.casefold() == folded],
             [group.name for group in groups if any(of.casefold() == folded for of, _ in group.devices)],
-            [group.name for group in groups if any(of.casefold().startswith(folded) for of, _ in group.devices)],
+            [group.name for group in groups if any(_is_meant(folded, of.casefold()) for of, _ in group.devices)],
         )
         found = next((way for way in ways if way), [])
         if len(found) == 1:
@@ -53,6 +53,12 @@ class NodeFile:
         if found:
             raise InputError(f"{name!r} is in the nodes of {', '.join(found)} in {self.path}; wanted one group's name")
         raise InputError(f"{self.path} has no nodes called {name!r} or with such devices; it has {known}")
+
+
+def _is_meant(short: str, name: str) -> bool:
+    """Return whether a device's beginning names it: `a100` A100-SXM4-80GB, which is no `a10`."""
+    begins = name.startswith(short) and name.partition("-")[0] == short.partition("-")[0]
+    return begins and short not in (known.casefold() for known in catalogue())  # RTX2080 is another than RTX2080-TI
 
 
 def parse_changes(option: str, words: Sequence[str]) -> list[tuple[int, str]]:
