@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     pass
 
 STDOUT = "-"  # instead of a file name
-COMPILING = "compiling the searches' loops (once per machine, about a minute)"
+COMPILING = "compiling the searches' loops (each once per machine, about a minute in all)"
 
 app = typer.Typer(
     name="dejavu",

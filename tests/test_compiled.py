@@ -14,7 +14,13 @@ from numba.core.caching import _CacheLocator
 
 from benchmarks.bound.every_plan import small_priced
 from dejavu.foundation import compiled
-from dejavu.foundation.compiled import UserCacheLocator, cache_folder, has_compiled, told_of_compiling
+from dejavu.foundation.compiled import (
+    UserCacheLocator,
+    cache_folder,
+    compiling_elsewhere,
+    has_compiled,
+    told_of_compiling,
+)
 from dejavu.planning import loops
 from dejavu.search.pipedream import PipeDream
 from dejavu.search.pipedream import line as _line
@@ -132,3 +138,24 @@ def test_loops_that_were_never_compiled_are_compiled_side_by_side(
     assert by_process.pop(os.getpid()) == {"a", "b", "c"}
     assert sorted(by_process.values(), key=len) == ([] if is_compiled else [{"c"}, {"a", "b"}])
     assert told == ([] if is_compiled else ["compiling"])
+
+
+@pytest.mark.parametrize("at_first", ["here", "in a fork"])
+def test_those_who_want_to_know_are_told_once_by_all_forks_together(at_first: str, tmp_path: Path) -> None:
+    """Searches run in forks, and each compiles what only it needs."""
+
+    def tell() -> None:
+        with (tmp_path / "told").open("a") as file:
+            file.write("compiling\n")
+
+    with told_of_compiling(tell):
+        if at_first == "here":
+            with compiling_elsewhere():
+                pass
+        for _ in range(3):
+            child = os.fork()
+            if not child:
+                with compiling_elsewhere():
+                    os._exit(0)
+            os.waitpid(child, 0)
+    assert (tmp_path / "told").read_text() == "compiling\n"

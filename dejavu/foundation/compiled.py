@@ -10,6 +10,7 @@ at the same time do not disturb each other.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -109,17 +110,18 @@ def _hash_of(room: str) -> str:
 
 
 class _Telling(event.Listener):
-    """Calls once, at the first loop that is compiled."""
+    """Calls once, at the first loop that is compiled, here or in a process that is forked from this one."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell: Callable[[], None] | None = tell
+        self._tell = tell
+        self._told = mmap.mmap(-1, 1)  # shared with what is forked
         self._lock = threading.Lock()
 
     def on_start(self, event: Any) -> None:
         with self._lock:
-            tell, self._tell = self._tell, None
-        if tell is not None:
-            tell()
+            before, self._told[0] = self._told[0], 1
+        if not before:
+            self._tell()
 
     def on_end(self, event: Any) -> None:
         pass
@@ -129,7 +131,7 @@ class _Telling(event.Listener):
 def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call `tell` once, before the first loop is compiled inside the block because it is not cached.
 
-    Loading what an earlier process compiled does not count. Sees this process only.
+    Loading what an earlier process compiled does not count. Sees this process, and what is forked from it.
     """
     listener = _Telling(tell)
     event.register("numba:compile", listener)
