@@ -65,6 +65,21 @@ def masks(count: int) -> Masks:
     return Masks(count)
 
 
+class OfKind(Rows):
+    """Inputs and targets of two types of numbers."""
+
+    def __init__(self, count: int, inputs: str, targets: str, target: float) -> None:
+        super().__init__(count)
+        self.inputs, self.targets, self.target = inputs, targets, target
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+        return np.full(4, number % 2).astype(self.inputs), np.array(self.target).astype(self.targets)
+
+
+def of_kind(inputs: str = "float32", targets: str = "int64", target: float = 1) -> OfKind:
+    return OfKind(50, inputs, targets, target)
+
+
 class _Logged(Rows):
     def __init__(self, count: int, folder: str) -> None:
         super().__init__(count)

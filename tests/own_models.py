@@ -572,6 +572,30 @@ def chain(kind: str) -> nn.Module:
     return CHAINS[kind]()
 
 
+FIRST: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(4, 8),
+    "without bias": lambda: nn.Linear(4, 8, bias=False),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 1), nn.Flatten()),
+    "product": lambda: _Product(),
+    "embedding": lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten()),
+}
+
+
+class _Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = x[None].expand(2, -1, -1)
+        return torch.bmm(pairs, self.weight).transpose(0, 1).flatten(1)
+
+
+def first_is(kind: str) -> nn.Sequential:
+    """Two layers, of which the first takes four numbers and gives eight."""
+    return nn.Sequential(FIRST[kind](), nn.Linear(8, 3))
+
+
 def converting() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
 

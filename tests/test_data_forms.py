@@ -421,6 +421,10 @@ def test_a_stream_is_shuffled_by_the_seed_and_begins_again() -> None:
         ("tests.own_data:rows", {"count": 0}, r"has no examples; wanted at least one"),
         ("tests.own_data:flow", {"count": 0}, r"has no examples; wanted at least one"),
         ("tests.own_data:lonely", {}, r"the first example of .*:lonely is a float; wanted \(input, target\)"),
+        ("tests.own_data:of_kind", {"targets": "float32"}, r"first .*: its target is of torch\.float32; wanted whole"),
+        ("tests.own_data:of_kind", {"target": -1}, r"the first example .*: its target has -1; wanted 0 to 2"),
+        ("tests.own_data:of_kind", {"target": 3}, r"the first example .*: its target has 3; wanted 0 to 2"),
+        ("tests.own_data:of_kind", {"inputs": "complex64"}, r"first .* has complex numbers, torch\.complex64; wanted"),
         ("tests.own_data:random_ones", {}, r"draws from the random numbers of torch that the whole process shares"),
     ],
 )  # fmt: skip
@@ -428,6 +432,24 @@ def test_factories_that_make_no_examples_are_told(factory: str, options: dict[st
     settings = {"factory": factory, "options": options, "num_classes": 3}
     with pytest.raises(InputError, match=said):
         dataset_of(Workload(model="mlp", data="examples", examples=settings)).shape  # type: ignore[arg-type]  # noqa: B018
+
+
+def test_what_is_kept_of_a_stream_is_of_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "a_stream_of_mine"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "making.py").write_text("from tests.own_data import flow\nfrom .rows import count\n")
+    (folder / "rows.py").write_text("count = 50\n")
+    settings = {"factory": "a_stream_of_mine.making:flow", "options": {"count": 50}, "num_classes": 3}
+
+    def fingerprint() -> str:
+        return dataset_of(Workload(model="mlp", data="examples", examples=settings)).fingerprint  # type: ignore[arg-type]
+
+    before = fingerprint()
+    assert fingerprint() == before
+    (folder / "rows.py").write_text("count = 40\n")
+    assert fingerprint() != before
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,28 @@ def test_a_product_that_does_not_fit_is_a_sentence_without_torchs_stack(inner: i
     assert not logged and not log.disabled
 
 
+@pytest.mark.parametrize("kind", own_models.FIRST)
+@pytest.mark.parametrize("inputs", ["float64", "float16", "int64", "int32", "uint8", "bool"])
+def test_a_model_is_planned_only_where_torch_would_run_it(kind: str, inputs: str) -> None:
+    """Numbers that are not floats are tokens: a matrix that is to be multiplied by them is a sentence before a run."""
+    examples = {"factory": "tests.own_data:of_kind", "options": {"inputs": inputs}, "num_classes": 3}
+    workload = Workload(
+        model="tests.own_models:first_is",
+        model_options={"kind": kind},
+        data="examples",
+        examples=examples,
+        batch_size=8,  # type: ignore[arg-type]
+    )
+    x, y = dataset_of(workload).batch(0, 8, seed=0)
+    try:
+        loss = model_of(workload).loss(own_models.first_is(kind)(x), y)
+    except (RuntimeError, TypeError):
+        with pytest.raises(CaptureError, match=r"layer '0'.* cannot be traced on"):
+            capture(workload)
+    else:
+        assert loss.isfinite() and len(capture(workload).layers) == 2
+
+
 def test_a_tied_head_stays_tied_wherever_it_is() -> None:
     """Each end has the matrix under its own name; a weight that three layers read makes them one."""
     workload = workload_of("Decoder", tied=True)

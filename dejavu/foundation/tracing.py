@@ -14,6 +14,9 @@ from torch.utils._mode_utils import no_dispatch
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _KNOWN = 1024  # numbers of a tensor whose values are kept, at most
 _aten = torch.ops.aten
+_PRODUCTS = {  # torch's kernels take one dtype, which its shapes' rules do not ask for
+    getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")
+}
 _RANGES = (_aten.linspace.default, _aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 
 
@@ -32,6 +35,10 @@ class FakeMode(FakeTensorMode):
         return t.numel() <= _KNOWN and is_plain and not self.is_our_fake(t)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS:
+            dtypes = list(dict.fromkeys(str(one.dtype)[6:] for one in args if isinstance(one, torch.Tensor)))
+            if len(dtypes) > 1:
+                raise RuntimeError(f"a product ({func}) of {' and '.join(dtypes)}; wanted one dtype")
         found = super().__torch_dispatch__(func, types, args, kwargs)
         if func in _RANGES and type(found) is FakeTensor and found.numel() <= _KNOWN and found.device.type == "cpu":
             with no_dispatch():

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
+from dejavu.workload.code import imported_code
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models.code import imported_code
 
 
 def source_hash(thing: object) -> str:

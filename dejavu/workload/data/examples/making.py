@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from dejavu.foundation.errors import InputError
+from dejavu.workload.code import imported_code
 from dejavu.workload.data._base import Batch, Dataset, ExampleShape
 from dejavu.workload.data_settings import ExamplesSettings
 
@@ -78,7 +77,10 @@ def _known(text: str) -> Known:
         raise
     except Exception as error:
         raise InputError(f"the first example of {name} fails: {type(error).__name__}: {error}", FIELD) from error
-    found, target = as_pair(first, f"the first example of {name}")
+    found, target = as_pair(first, what := f"the first example of {name}")
+    _check_classes(what, "target", target, settings.num_classes)
+    if not found.is_floating_point():
+        _check_classes(what, "input", found, settings.num_classes)
     shape = ExampleShape(tuple(found.shape), found.dtype, tuple(target.shape), settings.num_classes)
     return Known(made if is_stream else parts, shape)
 
@@ -130,14 +132,12 @@ def _random_states() -> tuple[bytes, str, str]:
 
 
 def code_of(settings: ExamplesSettings) -> str:
-    """Return the text of the factory's file, which decides the examples."""
-    module = sys.modules[settings.factory.partition(":")[0]]
-    path = getattr(module, "__file__", None)
-    return Path(path).read_text(errors="replace") if path else ""
+    """Return what stands for the factory's file, and those that it imports: they decide the examples."""
+    return imported_code(settings.factory.partition(":")[0])
 
 
 def as_pair(example: Any, what: str) -> Batch:
-    """Return an example as two tensors: floats in float32, whole numbers in int64.
+    """Return an example as two tensors: floats in float32, whole numbers and truth values in int64.
 
     Args:
         what: which one it is, for people.
@@ -147,15 +147,19 @@ def as_pair(example: Any, what: str) -> Batch:
     """
     try:
         found, target = example
-        return _tensor(found), _tensor(target)
+        return _tensor(found, what), _tensor(target, what)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"{what} is {_described(example)}; wanted (input, target), each a tensor, an array or a number", FIELD
         ) from error
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _tensor(value: Any, what: str) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    if tensor.is_complex():
+        raise InputError(f"{what} has complex numbers, {tensor.dtype}; wanted real ones", FIELD)
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.workload.code import imported_code
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import LayerBuilder, Model, source_hash
-from dejavu.workload.models.code import imported_code
 from dejavu.workload.models.user.cutting import Cut, Take, cut
 
 _CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds

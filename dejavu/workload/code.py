@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OURS = Path(__file__).parents[2]  # has a hash of its own wherever it matters
+_OURS = Path(__file__).parents[1]  # has a hash of its own wherever it matters
 
 
 def imported_code(module: str) -> str:
