@@ -94,7 +94,8 @@ def run(
     resume: Annotated[
         str,
         typer.Option(
-            help="an earlier training, .dejavu/runs/… or the URL of its copies; go on from its last checkpoint"
+            help="an earlier training, .dejavu/runs/… or the URL of its copies; go on from its last checkpoint, of its "
+            "own workload unless --workload is given"
         ),
     ] = "",
     dask: Annotated[
@@ -114,7 +115,7 @@ def run(
     """
     from contextlib import ExitStack
 
-    from flows.inputs import TypedQuestion, check_dask, local_training, read_inputs, read_resume
+    from flows.inputs import TypedQuestion, check_dask, local_training, read_inputs, read_resume, workload_of
     from flows.listening import be_quiet, printed_as_json, say_complete, say_end
     from flows.room import check_room
     from flows.temporary_server import use_server
@@ -123,6 +124,8 @@ def run(
         cluster, workload, train=train and not dask, starts=train and not resume
     )
     resume = local_training(resume, train=train)
+    if resume and workload is None:
+        wanted = workload_of(resume)
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
         say_complete(str(earlier), as_json=as_json)

@@ -19,6 +19,7 @@ from dejavu.init import PROPOSERS, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
+from dejavu.plans.schedule import CHIMERA
 from dejavu.workload import Workload
 from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.loader import load_workload
@@ -141,6 +142,21 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     if not earlier.is_complete:
         check_checkpoint(Path(resume), workload)
     return earlier
+
+
+def workload_of(resume: str) -> Workload:
+    """Return what the training in this folder trains: its command need not name the workload again.
+
+    Slices and directions, which the plan chose, are open again.
+
+    Raises:
+        InputError: there is no training, or it cannot be read.
+    """
+    from dejavu.runtime.job import job_to_resume  # with torch
+
+    trained = job_to_resume(Path(resume)).workload
+    ways = {"slices": Workload.model_fields["slices"].default, "both_ways": trained.schedule == CHIMERA}
+    return trained.model_copy(update=ways)
 
 
 def local_training(resume: str, *, train: bool = True) -> str:

@@ -24,7 +24,9 @@ from dejavu.launch.training_lock import Holder, alone_in
 from dejavu.planning import Planner, PlanRequest
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
+from flows import room
 from flows.__main__ import app
+from flows.inputs import workload_of
 from flows.listening import printed_as_json
 from flows.printing import print_in_any_locale
 from flows.recorded.status import status_lines, status_to_dict
@@ -174,6 +176,32 @@ def test_what_ended_before_its_last_step_can_be_resumed(tmp_path: Path) -> None:
     lines = status_lines(status_of(tmp_path))
     assert lines[0] == "no training runs in this folder" and "left" not in lines[2]
     assert "ended before its last step" in lines[1] and "dejavu run --resume " in lines[1]
+
+
+@pytest.mark.parametrize(
+    "planned", [{}, {"both_ways": True}, {"slices": 4}, {"schedule": "chimera", "both_ways": True}]
+)
+def test_what_status_says_of_resuming_is_a_whole_command(
+    planned: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with the training's own workload, whatever ways the plan added to it; here until a server starts."""
+    folder = prepared(tmp_path, 25)
+    job = json.loads((folder / "job.json").read_text())
+    job["workload"] |= planned
+    (folder / "job.json").write_text(json.dumps(job))
+    (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
+    monkeypatch.chdir(tmp_path)
+    command = status_lines(status_of(Path()))[1].split("`")[1]
+
+    def stop(folder: Path) -> None:
+        raise FileNotFoundError("looked at the room")
+
+    monkeypatch.setattr(room, "check_room", stop)
+    said = CliRunner().invoke(app, command.split()[1:])
+    assert isinstance(said.exception, FileNotFoundError), said.exception
+    goes_both_ways = planned.get("schedule") == "chimera"
+    as_it_was = TINY.model_copy(update={"num_steps": 40, **planned, "slices": "auto", "both_ways": goes_both_ways})
+    assert workload_of(str(folder)) == as_it_was
 
 
 def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:

@@ -167,16 +167,25 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def job_to_resume(folder: Path) -> TrainingJob:
+    """Read the job of an earlier training.
+
+    Raises:
+        InputError: there is no training, or it cannot be read.
+    """
+    path = folder / "job.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
+    return job_in(folder)
+
+
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     """Read the job of an earlier training that this workload may continue.
 
     Raises:
         InputError: there is no training, it cannot be read, or it is of another model, data, batch or optimizer.
     """
-    path = folder / "job.json"
-    if not path.is_file():
-        raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    before = job_in(folder)
+    before = job_to_resume(folder)
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
     free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
     free |= {"checkpoints", "gradients"}
