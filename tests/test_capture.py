@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.published import PUBLISHED
 from dejavu.cluster import catalogue
+from dejavu.cluster.records import Kind
 from dejavu.cost.work import recomputed_share
 from dejavu.graphs.capture import capture
-from dejavu.graphs.graph import Graph
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of, without_family
 from dejavu.graphs.layer_trace import CaptureError, is_view
 from dejavu.init import Draw
+from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -157,23 +160,56 @@ def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
     assert graph_of(name).microbatch_size == ZOO[name].microbatch_size
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("position", range(3))
-def test_a_layer_that_computes_without_gradients_has_no_backward_pass(position: int) -> None:
-    """As trainings have it; what is on either side is as it was."""
-    fixed, whole = (capture(_on_fixed(layer)).layers for layer in (position, None))
-    for k, (layer, other) in enumerate(zip(fixed, whole, strict=True)):
-        ways = {operator.direction for operator in layer.operators}
+def test_up_to_a_layer_that_computes_without_gradients_there_is_no_backward_pass(position: int, kind: Kind) -> None:
+    """As trainings have it: to the layers before it no gradient comes back. What comes after is as it was."""
+    fixed, whole = (capture(_on_fixed(layer), kind).layers for layer in (position, None))
+    are_fixed = [not one.requires_grad for one in boundaries(_on_fixed(position))[1:]]
+    assert sum(are_fixed) > position
+    for layer, other, is_fixed in zip(fixed, whole, are_fixed, strict=True):
         assert layer.output_shape == other.output_shape and layer.parameter_bytes == other.parameter_bytes
-        assert (
-            "backward" not in ways and not layer.activation_bytes
-            if k == position
-            else layer.operators == other.operators
-        )
+        _check(layer, other, is_fixed=is_fixed)
+
+
+@pytest.mark.parametrize("frozen", [frozen for n in range(4) for frozen in itertools.combinations((0, 2, 3), n)][:-1])
+def test_what_comes_before_all_that_is_trained_has_no_backward_pass(frozen: tuple[int, ...]) -> None:
+    own, whole = (_with_frozen(layers) for layers in (frozen, ()))
+    are_fixed = [not one.requires_grad for one in boundaries(own)[1:]]
+    assert are_fixed == [position < min({0, 2, 3} - set(frozen)) for position in range(4)]
+    captured = zip(capture(own).layers, capture(whole).layers, are_fixed, strict=True)
+    for position, (layer, other, is_fixed) in enumerate(captured):
+        assert layer.frozen_bytes == (layer.parameter_bytes if position in frozen else 0)
+        if is_fixed or position not in frozen:
+            _check(layer, other, is_fixed=is_fixed)
+        else:  # it passes gradients on, and makes none of its weights
+            assert layer.flops("backward") == layer.flops("forward") == other.flops("backward") / 2
+
+
+def _check(layer: Layer, other: Layer, *, is_fixed: bool) -> None:
+    """Compare a layer with the same one where all is trained."""
+    assert layer.has_backward == (not is_fixed)
+    assert layer.trained_bytes == (0 if is_fixed else other.parameter_bytes)
+    if is_fixed:
+        assert all(operator.direction == "forward" for operator in layer.operators)
+        assert layer.flops("forward") == other.flops("forward") and not layer.activation_bytes
+        assert layer.footprint.held_bytes <= 4  # a number that stands for what comes after
+    else:
+        assert layer.operators == other.operators and layer.signature == other.signature
 
 
 def test_scores_without_a_gradient_are_refused() -> None:
     with pytest.raises(CaptureError, match="layer '3' gives scores without a gradient; wanted some that"):
         capture(_on_fixed(3))
+
+
+def _with_frozen(layers: tuple[int, ...]) -> Workload:
+    data = {"synthetic": {"num_classes": 256}, "sequence_length": 8}
+    options = {"layers": list(layers)}
+    return Workload(
+        model="tests.own_models:with_frozen", model_options=options, data="synthetic", batch_size=8, num_microbatches=2,
+        **data,
+    )  # fmt: skip
 
 
 def _on_fixed(layer: int | None) -> Workload:
@@ -280,7 +316,7 @@ class Attend(nn.Module):
 
 
 def attend(**options: object) -> nn.Sequential:
-    return nn.Sequential(Attend(**options), nn.Linear(8, 10))  # type: ignore[arg-type]
+    return nn.Sequential(nn.Conv2d(3, 3, 1), Attend(**options), nn.Linear(8, 10))  # type: ignore[arg-type]
 
 
 def attention(dtype: str, kind: str, length: int = 48, head_width: int = 8, **options: object) -> Graph:
@@ -303,7 +339,7 @@ def attention(dtype: str, kind: str, length: int = 48, head_width: int = 8, **op
 def test_attention_keeps_and_computes_what_its_kernel_does(kind: str, dtype: str, masked: bool) -> None:
     """Inputs, output and one float32 for each query; two products forward, five backward."""
     batch, heads, length, width = 2, 4, 48, 8
-    layer = attention(dtype, kind, masked=masked).layers[0]
+    layer = attention(dtype, kind, masked=masked).layers[1]
     kernel = {"cpu": "flash_attention_for_cpu", "cuda": "efficient"}[kind]
     if kind == "cuda" and dtype == "bfloat16" and not masked:
         kernel = "scaled_dot_product_flash_attention"
@@ -320,7 +356,7 @@ def test_attention_keeps_and_computes_what_its_kernel_does(kind: str, dtype: str
 
 
 def test_attention_that_no_fused_kernel_takes_is_written_out() -> None:
-    shared = attention("float32", "cuda", shared_heads=2).layers[0]
+    shared = attention("float32", "cuda", shared_heads=2).layers[1]
     kinds = {operator.kind for operator in shared.operators}
     assert {"aten.bmm"} <= kinds
     assert not any("scaled_dot_product" in kind for kind in kinds)

@@ -25,6 +25,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning.prices import price_workload
 from dejavu.plans import Plan, Stage, price
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.simulation import simulate_plan
 from dejavu.testing.cost_sources import CASES as EVERY_CASE
@@ -250,3 +251,30 @@ def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Work
         parts = price(priced.problem, plan)
         simulated = simulate_plan(priced, plan)
         assert simulated.step_seconds == pytest.approx(parts.step_seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (2,), (0, 2), (2, 3)])
+@pytest.mark.parametrize("spread", [Parallelism.one_device(), Parallelism()], ids=["one device", "several"])
+def test_what_is_not_trained_has_no_gradient_and_no_optimizer(
+    frozen: tuple[int, ...], spread: Parallelism, empty: ProfileDatabase
+) -> None:
+    """Nor a backward pass, where nothing that is trained comes before it."""
+    workload = Workload(
+        model="tests.own_models:with_frozen", model_options={"layers": list(frozen)}, data="synthetic",
+        synthetic={"num_classes": 256}, sequence_length=8, batch_size=8, num_microbatches=2,
+    )  # fmt: skip
+    cluster = load_cluster("examples/clusters/4x8-v100.yaml")
+    priced = price_workload(workload, cluster, empty.path, spread)
+    assert (len(priced.problem.configurations) > 1) == (spread != Parallelism.one_device())
+    layers, costs = capture(workload, "cuda").layers, priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    for c, one in enumerate(priced.problem.configurations):
+        whole = 4 if one.zero_level == 0 and one.tensor_parallel == 1 and not one.offload else None
+        for k, layer in enumerate(layers):
+            comes_back = (layer.parameter_bytes > 0 and k not in frozen) or min({0, 2, 3} - set(frozen)) < k
+            if not one.zero_level:  # what is sharded is gathered, trained or not
+                assert (priced.backward_seconds_CL[c, k] > 0) == comes_back
+                assert (costs.per_step_seconds_CL[c, k] > 0) == (layer.parameter_bytes > 0 and k not in frozen)
+            if whole is not None:
+                times = 1 if k in frozen else whole
+                assert costs.fixed_bytes_CL[c, k] == times * layer.parameter_bytes

@@ -50,6 +50,10 @@ WORKLOADS = {
     "mlp": small("tests.test_memory:perceptron", {}, data="digits"),
     "wide": small("tests.test_memory:wide", {}, data="digits"),
     "tied": small("tests.test_memory:tied", {}, data="digits"),
+    **{
+        f"frozen {layers}": small("tests.test_memory:fine_tuned", {"frozen": layers}, data="digits")
+        for layers in ([1], [1, 2], [2])
+    },
     "masters": small("gpt", TRANSFORMER, sequence_length=32, dtype="bfloat16", optimizer=MASTERS),
     "wide, masters": small(
         "tests.test_memory:wide", {}, data="digits", dtype="bfloat16", optimizer={"name": "sgd", "master_weights": True}
@@ -73,6 +77,14 @@ def tied() -> nn.Sequential:
     linear = nn.Linear(64, 64)
     inner = nn.Sequential(linear, nn.ReLU(), linear)
     return nn.Sequential(nn.Flatten(), inner, nn.Linear(64, 10))
+
+
+def fine_tuned(*, frozen: list[int]) -> nn.Sequential:
+    """Wide layers, of which these are not trained."""
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 300))
+    for number in frozen:
+        chain[number].requires_grad_(False)
+    return chain
 
 
 @cache
@@ -198,17 +210,21 @@ def test_a_tensor_between_layers_counts_once() -> None:
 @every_workload
 def test_formulas(workload: Workload) -> None:
     layers = capture(workload).layers
-    weights = sum(layer.parameter_bytes for layer in layers)
+    weights, trained = (sum(getattr(one, f"{how}_bytes") for one in layers) for how in ("parameter", "trained"))
     adam, sgd = memory(layers), memory(layers, optimizer=SGD)
-    assert (adam.parameter_bytes, adam.gradient_bytes, adam.optimizer_bytes) == (weights, weights, 2 * weights)
+    assert (adam.parameter_bytes, adam.gradient_bytes, adam.optimizer_bytes) == (weights, trained, 2 * trained)
     assert sgd.optimizer_bytes == 0
-    assert adam.parameter_bytes + adam.gradient_bytes + adam.optimizer_bytes == fixed_bytes(weights, ADAM)
+    assert (
+        adam.parameter_bytes + adam.gradient_bytes + adam.optimizer_bytes
+        == fixed_bytes(trained, ADAM) + weights - trained
+    )
     at_once = memory(layers, foreach=True)
-    assert at_once.peak_bytes >= 5 * weights  # the optimizer's roots of all weights at once
+    assert at_once.peak_bytes >= weights + 4 * trained  # the optimizer's roots of all weights at once
     sharded = memory(layers, spread={"zero_level": 3, "data_parallel": 4})
-    largest = max(layer.parameter_bytes for layer in layers)
-    assert sharded.optimizer_bytes == weights / 2
-    assert sharded.parameter_bytes == sharded.gradient_bytes == pytest.approx(weights / 4 + 0.75 * largest)
+    largest, most = (max(getattr(one, f"{how}_bytes") for one in layers) for how in ("parameter", "trained"))
+    assert sharded.optimizer_bytes == trained / 2
+    assert sharded.parameter_bytes == pytest.approx(weights / 4 + 0.75 * largest)
+    assert sharded.gradient_bytes == pytest.approx(trained / 4 + 0.75 * most)
 
 
 def test_bytes_a_parameter_by_source() -> None:

@@ -97,6 +97,7 @@ def stage_memory(
     own = [partial(shard.part, layer) for shard, layer in zip(parts, layers, strict=True)]
     outputs = [shard.output_bytes(layer) for shard, layer in zip(parts, layers, strict=True)]
     weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
+    trained = [layer.trained_bytes / tensor_parallel for layer in layers]
     each = ForEachByte.of(optimizer)
     chain = _Chain(
         tuple(footprints), tuple(own), tuple(outputs), tensor_parallel, optimizer, gradients_arrive=not place.is_last
@@ -111,12 +112,13 @@ def stage_memory(
     sent = (place.num_microbatches - in_flight) * cuts
     sent = max(sent, (place.num_microbatches - 1) * cuts - (in_flight - 1) * waiting)
     activations = in_flight * waiting
-    step = _optimizer_temporary_bytes(footprints, sum(weights), optimizer, tensor_parallel, foreach=foreach)
+    steps = [one for one, layer in zip(footprints, layers, strict=True) if layer.trained_bytes]
+    step = _optimizer_temporary_bytes(steps, sum(trained), optimizer, tensor_parallel, foreach=foreach)
     step /= shards[1]
     return StageMemory(
         parameter_bytes=_sharded(weights, shards[3]) + sum(footprint.buffer_bytes for footprint in footprints),
-        gradient_bytes=each.gradient_bytes * _sharded(weights, shards[2]),
-        optimizer_bytes=each.optimizer_bytes * sum(weights) / shards[1],
+        gradient_bytes=each.gradient_bytes * _sharded(trained, shards[2]),
+        optimizer_bytes=each.optimizer_bytes * sum(trained) / shards[1],
         activation_bytes=activations,
         message_bytes=(place.example_bytes if place.is_first or place.is_last else 0.0) + received + sent,
         temporary_bytes=max(chain.worst_bytes() - waiting, step - activations - sent),
@@ -145,7 +147,7 @@ def _optimizer_temporary_bytes(
     update = ForEachByte.of(optimizer).update_bytes
     if foreach:
         return ALL_AT_ONCE_TENSORS[optimizer.name] * update * weights
-    largest = max(footprint.largest_parameter_bytes for footprint in footprints) / tensor_parallel
+    largest = max((footprint.largest_parameter_bytes for footprint in footprints), default=0) / tensor_parallel
     return ONE_BY_ONE_TENSORS[optimizer.name] * update * largest
 
 

@@ -22,7 +22,7 @@ from dejavu.cluster import DeviceType
 from dejavu.cost.gradients import adding_bytes, gathered_bytes, held_out_share
 from dejavu.cost.kernels.experts import most_rows
 from dejavu.cost.kernels.sequence import OwnTokens, attended_bytes, gathers_output, keys_and_values_bytes
-from dejavu.cost.kernels.sharding import degree_of, gathers_scores, split_loss, weight_bytes
+from dejavu.cost.kernels.sharding import degree_of, gathers_scores, split_loss, trained_bytes, weight_bytes
 from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
 from dejavu.graphs.split_loss import BEGINS, SplitLoss
@@ -221,14 +221,15 @@ def layer_temporary_bytes(
     footprint = layer.recompute_footprint if recompute else layer.footprint
     largest = footprint.largest_parameter_bytes / shard.degree
     weight, output = shard.found.largest_parameter_bytes if shard.found else largest, shard.output_bytes(layer)
-    step = 0.0 if fetched else max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
+    in_step = not fetched and layer.trained_bytes > 0
+    step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight * in_step
     forward = (shard.part(layer, moment.own_bytes) + output * (OUTPUT in moment.alive) for moment in footprint.forward)
     backward = (  # where the layer is the stage's last, the pipeline holds its output
         shard.part(layer, moment.own_bytes) + output * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
     most = max(forward) + shard.more_bytes("forward")
-    cast = 0.0 if fetched else cast_bytes(weight, optimizer)
+    cast = cast_bytes(weight, optimizer) * in_step
     most = max(most, max(backward) + shard.more_bytes("backward") + cast)
     passes = most + GATHERED_TENSORS * shard.gathered_bytes + shard.attended_bytes
     passes += FETCHED_TENSORS * layer.parameter_bytes * fetched
@@ -279,15 +280,17 @@ class HeldState(NamedTuple):
 
     Attributes:
         parameters: as weights, from the beginning to the end of a step.
-        gradients: of a whole step, alike.
-        optimizer: what it has of them.
-        passing: of the largest layer, besides, while it is gathered or its gradients are reduced.
+        gradients: of those that are trained, alike; and what masters in their shards' place take more than these.
+        optimizer: what it has of these.
+        reduced: of one layer's trained weights, besides, while their gradients are reduced.
+        arriving: of one layer's weights, besides, while they are gathered.
     """
 
     parameters: float
     gradients: float
     optimizer: float
-    passing: float = 0.0
+    reduced: float = 0.0
+    arriving: float = 0.0
 
     @classmethod
     def of(cls, configuration: StageConfiguration, settings: OptimizerSettings) -> HeldState:
@@ -304,10 +307,11 @@ class HeldState(NamedTuple):
         level, part = configuration.zero_level, 1 / configuration.data_parallel
         master = MASTER_RATIO if settings.master_weights else 0
         return cls(
-            parameters=(master or 1) * part + (level < _WEIGHTS),
-            gradients=each.gradient_bytes * (part if level >= _GRADIENTS else 1),
+            parameters=part + (level < _WEIGHTS),
+            gradients=each.gradient_bytes * (part if level >= _GRADIENTS else 1) + max(master - 1, 0) * part,
             optimizer=(each.optimizer_bytes - master) * part,
-            passing=(_REDUCED_TENSORS[level] + part) * each.gradient_bytes + 2 * (level >= _WEIGHTS),
+            reduced=(_REDUCED_TENSORS[level] + part) * each.gradient_bytes,
+            arriving=2.0 * (level >= _WEIGHTS),
         )
 
 
@@ -348,12 +352,13 @@ def configuration_memory(
     last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
     shards = [Shard.of(layer, configuration, has_loss=k == last) for k, layer in enumerate(kinds)]
     weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
+    trained_L = np.array([trained_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte, away = ForEachByte.of(workload.optimizer), configuration.offload
     held = HeldState.of(configuration, workload.optimizer)
-    gathered = held.passing * float(weights_L.max())
+    gathered = float((held.reduced * trained_L + held.arriving * weights_L).max())
     if configuration.zero_level and workload.gradients.gathers:  # a layer's, as they arrive from all replicas
-        gathered += each_byte.gradient_bytes * float(weights_L.max())
+        gathered += each_byte.gradient_bytes * float(trained_L.max())
     messages_L1 = message_bytes(graph.cut_bytes_L1 / configuration.sequence_parts, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
@@ -372,15 +377,16 @@ def configuration_memory(
         temporary_L[:-1] = each(partial(needs, offload=True))[:-1]
         held_L[:-1] = 0.0
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
-    rule, gradient_L = workload.gradients, each_byte.gradient_bytes * weights_L
+    rule, gradient_L = workload.gradients, each_byte.gradient_bytes * trained_L
     compared_L = adding_bytes(rule, configuration, gradient_L)
     tied_L = np.array([tied_bytes(layer, configuration, each_byte) for layer in kinds])[kind_L]
-    here, there = held.parameters + held.gradients, 0.0
+    here_L = held.parameters * weights_L + held.gradients * trained_L
+    there_L = np.zeros_like(here_L)
     if away.parameters:
-        here, there = there, here
+        here_L, there_L = there_L, here_L
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else held.optimizer)) + buffers_L + compared_L,
+        fixed_bytes_L=here_L + (0.0 if away.optimizer else held.optimizer) * trained_L + buffers_L + compared_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
@@ -388,7 +394,7 @@ def configuration_memory(
         step_bytes_L=np.maximum.reduce(
             (
                 (0.0 if away.optimizer else 1.0)
-                * step_bytes(weights_L, workload.optimizer, device)
+                * step_bytes(trained_L, workload.optimizer, device)
                 / (configuration.data_parallel if configuration.shards_state else 1),
                 gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
                 - compared_L
@@ -397,5 +403,5 @@ def configuration_memory(
             )
         ),
         offloaded_bytes_L=offloaded_L,
-        state_away_bytes_L=weights_L * (there + (held.optimizer if away.optimizer else 0.0)),
+        state_away_bytes_L=there_L + (held.optimizer if away.optimizer else 0.0) * trained_L,
     )

@@ -21,7 +21,7 @@ from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError
 from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import SliceOfTokens, gathers_output, keys_and_values_bytes
-from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
+from dejavu.cost.kernels.sharding import degree_of, has_split_loss, trained_bytes, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.offload.updates import Stepped, disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.offload.weights import arriving_bytes, fetching_seconds, summing_seconds
@@ -183,6 +183,7 @@ class ParallelPrices:
         graph = self.at(m // configuration.example_parts).graph
         kinds, kind_L = graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
+        trained_L = np.array([trained_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         each = [self.computing.passes(configuration, m, own) for own in slices or (None,)]
         passes, again = _mean(each), [0.0 * one.forward_L for one in each]
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
@@ -203,7 +204,7 @@ class ParallelPrices:
             side_by_side(computed, sent, overlaps=device.kind != "cpu")
             for computed, sent in zip((forward, backward), moved, strict=True)
         )
-        latency, told_L = self._told(configuration, weights_L, gradient, passes, gathers=rule.gathers)
+        latency, told_L = self._told(configuration, graph, gradient, passes, gathers=rule.gathers)
         if rule.gathers:
             latency += self._collectives.agreeing_seconds(configuration)
         if configuration.sequence_parallel:
@@ -215,8 +216,8 @@ class ParallelPrices:
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + told_L + tied[kind_L]
-        once_L = once_L + combining_seconds(rule, configuration, gradient * weights_L, device)
-        backward = backward + adding_seconds(rule, configuration, gradient * weights_L, device)
+        once_L = once_L + combining_seconds(rule, configuration, gradient * trained_L, device)
+        backward = backward + adding_seconds(rule, configuration, gradient * trained_L, device)
         if share := held_out_share(rule, configuration):
             # Each replica computes them alone, with weights that are gathered for it.
             gathered = ((), ("all_gather",), ("all_gather",), ("all_gather",) * 2)
@@ -225,7 +226,7 @@ class ParallelPrices:
         staged, away = 0.0, configuration.offload
         if away.optimizer:
             stepped = Stepped.of(configuration, workload)
-            own_L = stepped.ratio * weights_L / (configuration.data_parallel if configuration.zero_level else 1)
+            own_L = stepped.ratio * trained_L / (configuration.data_parallel if configuration.zero_level else 1)
             once_L = once_L + update_seconds(
                 own_L, stepped.settings, stepped.dtype, host,
                 is_fused=device.kind != "cpu", with_copies=away.parameters is None,
@@ -238,7 +239,7 @@ class ParallelPrices:
             forward, backward = forward + fetched.forward_L, backward + fetched.backward_L
             fetched_L3 = np.stack(fetched[1:], axis=1)
             if configuration.data_parallel > 1 and device.kind != "cpu":  # ranks on CPUs send them from where they are
-                once_L = once_L + summing_seconds(weights_L, workload.optimizer, host)
+                once_L = once_L + summing_seconds(trained_L, workload.optimizer, host)
             staged += arriving_bytes(float(weights_L.max()), workload.optimizer)
         if configuration.offload.optimizer == "nvme":
             once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
@@ -266,16 +267,15 @@ class ParallelPrices:
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
             at_the_end: nothing of it goes beside computing.
         """
-        kinds, kind_L = self.at(microbatch_size // configuration.example_parts).graph.kinds
-        weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
+        graph = self.at(microbatch_size // configuration.example_parts).graph
         passes = self.computing.passes(configuration, microbatch_size)
-        latency, told_L = self._told(configuration, weights_L, gradient_bytes, passes, hides=not at_the_end)
+        latency, told_L = self._told(configuration, graph, gradient_bytes, passes, hides=not at_the_end)
         return latency + float(told_L[span].sum())
 
     def _told(
         self,
         configuration: StageConfiguration,
-        weights_L: Floats,
+        graph: Graph,
         gradient_bytes: float,
         passes: Passes,
         *,
@@ -283,6 +283,9 @@ class ParallelPrices:
         hides: bool = True,
     ) -> tuple[float, Floats]:
         """Price what replicas tell each other once a step: seconds besides layers, and of each layer."""
+        told_of = weight_bytes if configuration.zero_level else trained_bytes  # what is sharded is gathered whole
+        kinds, kind_L = graph.kinds
+        weights_L = np.array([told_of(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         sizes = [float(size) for size in weights_L]
         lines = self._collectives.per_step_lines(configuration, sizes, gradient_bytes, gathers=gathers)
         overlaps = hides and self._cluster.device_types[configuration.device_type].kind != "cpu"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import PASSES, CostError, CostTable, EstimateGrid, Floats, is_prediction
 from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output, resized
-from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
+from dejavu.cost.kernels.sharding import layer_kernels, trained_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.cost.work import recomputed_share
 from dejavu.graphs.graph import Graph, Layer
@@ -174,7 +174,7 @@ class PartPrices:
             self._kernels[part] = {
                 work: (
                     *self._passes_of(layer, part, has_loss=work == last and gathers_output(layer)),
-                    optimizer_kernels(weight_bytes(layer, t) / part.shards, optimizer, graph.dtype),
+                    optimizer_kernels(trained_bytes(layer, t) / part.shards, optimizer, graph.dtype),
                 )
                 for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
             }
@@ -194,9 +194,16 @@ class PartPrices:
         return self._passes[key]
 
 
-def work_of(layer: Layer) -> tuple[str, int, int, object, object]:
+def work_of(layer: Layer) -> tuple[str, int, int, int, object, object]:
     """Return a key that is equal for layers whose parts cost the same."""
-    return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel, layer.found
+    return (
+        layer.signature,
+        layer.parameter_bytes,
+        layer.frozen_bytes,
+        layer.output_bytes,
+        layer.tensor_parallel,
+        layer.found,
+    )
 
 
 class StagePasses:

@@ -106,7 +106,7 @@ def price_problem(
         found.on_disk,
         runs * found.fetched_seconds_CL3,
         found.slices and found.slices.times(runs),
-        ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.parameter_bytes for layer in graph.layers]),
+        ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.trained_bytes for layer in graph.layers]),
     )
 
 

@@ -59,15 +59,17 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
     end = End(model, Form.contiguous((size, *shape.target_shape), torch.int64))
     tracing = _Tracing(dtype, workload.autocast, kind, kept)
     builders = layers_of(workload)
-    layers: list[Layer] = []
-    traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
-    for position, builder in enumerate(builders):
-        last = position == len(builders) - 1
-        key = work_of(builder, inputs) if reuse and not last else None
-        if key is None or key not in traced:
-            traced[key] = tracing.layer(builder, inputs, end if last else None)
-        layer, inputs = traced[key]
-        layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    layers, passes = _traced_in_order(tracing, builders, inputs, end, reuse=reuse)
+    fixed = max((k + 1 for k in range(len(layers) - 1) if not passes[k + 1]), default=0)
+    if any(layer.has_backward or layer.trained_bytes for layer in layers[:fixed]):
+        # To these no gradient comes back: they compute without one, in a training as here.
+        untrained = [without_gradients(builder) for builder in builders[:fixed]]
+        again = _traced_in_order(tracing, untrained, inputs, None, reuse=reuse)[0]
+        if workload.optimizer.master_weights:  # which gives a gradient to every weight that asks for one
+            again = [
+                replace(one, frozen_bytes=was.frozen_bytes) for one, was in zip(again, layers[:fixed], strict=True)
+            ]
+        layers[:fixed] = again
     for position, shared in tied_bytes(builders, dtype).items():
         layers[position] = replace(layers[position], tied_bytes=shared)
     if layers[-1].output_shape[-1] < shape.num_classes:
@@ -80,6 +82,36 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
         return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
     made = tuple(layer.compiled() for layer in layers)
     return Graph(made, size, workload.dtype, (*model.notes(shape), COMPILED), kind)
+
+
+def _traced_in_order(
+    tracing: _Tracing, builders: Sequence[LayerBuilder], inputs: Form | torch.Tensor, end: End | None, *, reuse: bool
+) -> tuple[list[Layer], list[bool]]:
+    """Trace layers one after another; also return of each one's input, and of the output, whether gradients pass it.
+
+    Args:
+        end: goes with the last one; None: it is not the model's.
+    """
+    layers, passes, traced = list[Layer](), [inputs.requires_grad], dict[Any, tuple[Layer, Form | torch.Tensor]]()
+    for position, builder in enumerate(builders):
+        last = end is not None and position == len(builders) - 1
+        key = work_of(builder, inputs) if reuse and not last else None
+        if key is None or key not in traced:
+            traced[key] = tracing.layer(builder, inputs, end if last else None)
+        layer, inputs = traced[key]
+        layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+        passes.append(inputs.requires_grad)
+    return layers, passes
+
+
+def without_gradients(builder: LayerBuilder) -> LayerBuilder:
+    """Return the layer with weights that are not trained."""
+    work = builder.work or partial(plain_arguments, builder)
+    return replace(builder, build=partial(_untrained, builder.build), work=work if work() is not None else None)
+
+
+def _untrained(build: Callable[[], nn.Module]) -> nn.Module:
+    return build().requires_grad_(False)
 
 
 def tied_bytes(builders: Sequence[LayerBuilder], dtype: torch.dtype) -> dict[int, int]:

@@ -89,6 +89,8 @@ class Layer:
         activation_bytes: kept from forward to backward.
         output_bytes: crosses a cut after this layer.
         footprint, recompute_footprint: its memory over time, without and with activation checkpointing.
+        frozen_bytes: those of its weights that are not trained: without gradient, and without state of the optimizer.
+        has_backward: it has a backward pass: there is something to train in it or before it.
         num_recomputed: how many of its forward operators activation checkpointing runs again: torch's stops where the
             last tensor that the backward pass asks for is there, so not a block's last product; None: all.
         tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
@@ -113,10 +115,16 @@ class Layer:
     found: tuple[FoundSplit, ...] = ()
     weight_names: tuple[str, ...] = ()
     num_recomputed: int | None = None
+    frozen_bytes: int = 0
+    has_backward: bool = True
 
     def found_split(self, degree: int) -> FoundSplit | None:
         """Return the split that was found for so many devices; None: the layer declares its own, or stays whole."""
         return next((one for one in self.found if one.degree == degree), None)
+
+    @property
+    def trained_bytes(self) -> int:
+        return self.parameter_bytes - self.frozen_bytes
 
     @property
     def keeps_its_split(self) -> bool:
@@ -179,7 +187,13 @@ class Graph:
         kind_L = []
         for layer in self.layers:
             shared = (id(layer.operators), id(layer.footprint), id(layer.recompute_footprint))
-            sizes = (layer.parameter_bytes, layer.activation_bytes, layer.output_bytes, layer.tied_bytes)
+            sizes = (
+                layer.parameter_bytes,
+                layer.activation_bytes,
+                layer.output_bytes,
+                layer.tied_bytes,
+                layer.frozen_bytes,
+            )
             same = (*shared, *sizes, layer.signature, layer.output_shape, layer.tensor_parallel, layer.found)
             kind_L.append(kinds.setdefault(same, (len(kinds), layer))[0])
         return tuple(layer for _, layer in kinds.values()), np.array(kind_L, dtype=np.int64)

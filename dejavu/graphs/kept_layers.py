@@ -113,7 +113,10 @@ def _written(found: Traced) -> bytes:
     return json.dumps(content).encode()
 
 
-_PLAIN = ("name", "signature", "parameter_bytes", "activation_bytes", "output_bytes", "output_shape", "num_recomputed")
+_PLAIN = (
+    "name", "signature", "parameter_bytes", "activation_bytes", "output_bytes", "output_shape", "num_recomputed",
+    "frozen_bytes", "has_backward",
+)  # fmt: skip
 _WAYS = ("forward", "backward")
 
 

@@ -47,8 +47,7 @@ def trace_layer(
         CaptureError: it cannot be traced, or does not return one tensor.
     """
     module = built(builder, dtype, computes_in)
-    received = inputs
-    inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
+    received, inputs = inputs, received_by(module, inputs)
     parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, int] = {}
     recorder, num_recomputed = _Recorder(parameters), 0
@@ -80,7 +79,8 @@ def trace_layer(
             )
         arriving = torch.ones_like(end)
         with recorder:
-            if wanted and end.grad_fn is not None:  # what is computed without gradients has no backward pass
+            has_backward = bool(wanted) and end.grad_fn is not None
+            if has_backward:  # what is computed without gradients has none
                 torch.autograd.grad(end, wanted, arriving, allow_unused=True)
         alive, alive_recomputed = (
             footprint(module, received, loss, recompute=again, kind=kind) for again in (False, True)
@@ -103,9 +103,17 @@ def trace_layer(
             footprint=alive,
             recompute_footprint=alive_recomputed,
             num_recomputed=in_layer,
+            frozen_bytes=bytes_of(one for one in module.parameters() if not one.requires_grad),
+            has_backward=has_backward,
         ),
         output,
     )
+
+
+def received_by(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a layer's input, of which a gradient is made where anything is trained in the layer or before it."""
+    is_trained = inputs.requires_grad or any(one.requires_grad for one in module.parameters())
+    return inputs.detach().requires_grad_(inputs.dtype.is_floating_point and is_trained)
 
 
 def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = None) -> torch.nn.Module:

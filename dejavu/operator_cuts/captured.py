@@ -14,7 +14,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.graphs.attention import AttendsOnGPU
 from dejavu.graphs.autocast import computing_in
-from dejavu.graphs.capture import CaptureError, Form, capture, plain_arguments
+from dejavu.graphs.capture import CaptureError, Form, capture, plain_arguments, without_gradients
 from dejavu.graphs.graph import DTYPES, Graph, Layer, Operator
 from dejavu.graphs.kernels import kernel_of
 from dejavu.operator_cuts.dataflow import LayerFlow, Loss, trace_flow
@@ -113,8 +113,8 @@ def _flows(workload: Workload, graph: Graph) -> list[LayerFlow]:
     builders, mode = layers_of(workload), FakeMode(allow_non_fake_inputs=False)
     flows: list[LayerFlow] = []
     traced: dict[object, tuple[LayerFlow, Form | torch.Tensor]] = {}
-    for builder in builders:
-        is_last = builder is builders[-1]
+    for own, layer in zip(builders, graph.layers, strict=True):
+        is_last, builder = own is builders[-1], own if layer.has_backward else without_gradients(own)
         arguments = plain_arguments(builder)
         key = None if arguments is None or is_last or not isinstance(received, Form) else (*arguments, received)
         if key is None or key not in traced:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dejavu.graphs.layer_trace import is_view
+from dejavu.graphs.layer_trace import is_view, received_by
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 _View = tuple[int, tuple[int, ...], tuple[int, ...], int]  # offset, shape and stride in elements; its bytes
@@ -45,7 +45,7 @@ def trace_flow(module: torch.nn.Module, inputs: torch.Tensor, loss: Loss | None)
     What depends on no input and no weight (masks, positions) is made anew on whichever side of a cut needs it, so it
     crosses none.
     """
-    given = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
+    given = received_by(module, inputs)
     watch = _Flow(module.parameters(), given)
     with torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor), watch:
         output = module(given)

@@ -28,7 +28,7 @@ from torch import nn
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.compiling import compile_layers
-from dejavu.graphs.graph import DTYPES, Graph
+from dejavu.graphs.graph import DTYPES, Graph, Layer
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
@@ -108,6 +108,7 @@ class _Work(NamedTuple):
         loss: applied to the last layer's output.
         splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
         build: makes a copy; None where the layer is measured alone.
+        passes_gradient: it has a backward pass; else no gradient comes back to it, nor to any layer before.
     """
 
     modules: tuple[torch.nn.Module, ...]
@@ -116,6 +117,7 @@ class _Work(NamedTuple):
     targets: torch.Tensor
     splits: bool
     build: Callable[[], torch.nn.Module] | None
+    passes_gradient: bool = True
 
     def with_copies(self, repeat_seconds: float) -> _Work:
         """Return the same with as many copies as let the fewest repeats fit into a layer's time.
@@ -152,15 +154,20 @@ class _Layers:
             if layer.signature in wanted:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
-                build = partial(self._built, builder, is_compiled=layer.is_compiled)
-                splits = position > 0 and not layer.is_compiled
+                build = partial(self._built, builder, layer)
+                splits = position > 0 and not layer.is_compiled and layer.has_backward
                 copies = build if self.device.type == "cpu" and not layer.is_compiled else None
-                yield layer.signature, _Work((build(),), x, loss, targets.to(self.device), splits, copies)
+                yield (
+                    layer.signature,
+                    _Work((build(),), x, loss, targets.to(self.device), splits, copies, layer.has_backward),
+                )
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
-    def _built(self, builder: LayerBuilder, *, is_compiled: bool) -> torch.nn.Module:
+    def _built(self, builder: LayerBuilder, layer: Layer) -> torch.nn.Module:
         built = builder.build().to(self.device, DTYPES[self.workload.dtype])
-        if is_compiled:
+        if not layer.has_backward:
+            built.requires_grad_(False)
+        if layer.is_compiled:
             compile_layers(nn.ModuleList([built]))
         return computing_in(built, self.workload.autocast)
 
@@ -218,7 +225,7 @@ def _repeat_seconds(work: _Work, workload: Workload) -> float:
 
 
 def _optimizer(work: _Work, workload: Workload) -> torch.optim.Optimizer | None:
-    parameters = [parameter for module in work.modules for parameter in module.parameters()]
+    parameters = [one for module in work.modules for one in module.parameters() if one.requires_grad]
     return make_optimizer(workload.optimizer, parameters) if parameters else None
 
 
@@ -301,7 +308,7 @@ def _repeat(work: _Work, optimizer: torch.optim.Optimizer | None, *, in_parts: b
     for _ in range(IN_FLIGHT):
         of_microbatch = list[_End]()
         for module in work.modules:
-            fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
+            fresh = work.x.clone().requires_grad_(work.x.is_floating_point() and work.passes_gradient)
             with _timing(taken["forward"]):
                 output = module(fresh)
                 end = work.loss(output, work.targets) if work.loss else output

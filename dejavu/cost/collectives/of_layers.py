@@ -20,6 +20,8 @@ def layer_moves(
         again: of a forward pass that activation checkpointing repeats.
     """
     degree, tokens = configuration.tensor_parallel, OwnTokens(configuration.context_parallel, has_loss)
+    if direction == "backward" and not layer.has_backward:
+        return []
     if found := layer.found_split(degree):
         return list(found.moves[direction])
     split = layer.tensor_parallel

@@ -41,6 +41,12 @@ def weight_bytes(layer: Layer, tensor_parallel: int) -> float:
     return found.parameter_bytes if found else layer.parameter_bytes / degree_of(layer, tensor_parallel)
 
 
+def trained_bytes(layer: Layer, tensor_parallel: int) -> float:
+    """Return the bytes of those of its weights that are trained, on one of so many devices."""
+    share = layer.trained_bytes / layer.parameter_bytes if layer.frozen_bytes else 1.0
+    return share * weight_bytes(layer, tensor_parallel)
+
+
 def gathers_scores(layer: Layer, tensor_parallel: int) -> bool:
     """Return whether the layer's outputs are sharded as it declares, and gathered for what follows: the loss."""
     split = layer.tensor_parallel
@@ -103,6 +109,8 @@ def layer_kernels(
         sequence_parallel: the devices split the sequence between the sharded products.
         tokens: those that the device computes of each example.
     """
+    if direction == "backward" and not layer.has_backward:
+        return
     if found := layer.found_split(tensor_parallel):
         yield from found.kernels[direction]
         return

@@ -106,7 +106,7 @@ def launching_seconds(layer: Layer, direction: str, kernels: Sequence[Kernel], p
     """Return what the host takes for one pass; of a compiled layer, whose kernels are fused, nothing is known: 0."""
     if direction == "optimizer":
         return num_weights(layer) * pace.weight_seconds
-    if layer.is_compiled:
+    if layer.is_compiled or (direction == "backward" and not layer.has_backward):
         return 0.0
     units = units_of(kernels, direction)
     if direction == "forward":
@@ -121,7 +121,9 @@ def units_of(kernels: Sequence[Kernel], direction: str) -> float:
 
 
 def num_weights(layer: Layer) -> int:
-    """Return how many tensors a layer's weights are: what its operators read besides their first input."""
+    """Return how many tensors a layer's weights are, if any is trained: what its operators read besides the input."""
+    if not layer.trained_bytes:
+        return 0
     reading = (one for one in layer.operators if one.direction == "forward" and one.parameter_bytes > 0)
     return sum(max(len(one.input_shapes) - 1, 1) for one in reading)
 

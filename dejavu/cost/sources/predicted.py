@@ -247,7 +247,7 @@ class Predicted(CostSource):
 def layer_kernels(layer: Layer, direction: str, dtype: str, optimizer: OptimizerSettings) -> list[Kernel]:
     """Return the kernels that one pass of a layer launches."""
     if direction == "optimizer":
-        return optimizer_kernels(layer.parameter_bytes, optimizer, dtype)
+        return optimizer_kernels(layer.trained_bytes, optimizer, dtype)
     operators = (operator for operator in layer.operators if operator.direction == direction)
     return [kernel for operator in operators if (kernel := kernel_of(operator)) is not None]
 
