@@ -13,6 +13,7 @@ from dejavu.cluster import DeviceType, load_cluster
 from dejavu.cost.sources.predicted import Predicted, layer_kernels
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors
+from dejavu.graphs.layer_trace import CaptureError
 from dejavu.operator_cuts import CutProblem, Found, LabelProgram, Servers, coarsen, joined
 from dejavu.operator_cuts.captured import CapturedOperators, captured_operators
 from dejavu.operator_cuts.dataflow import trace_flow
@@ -84,6 +85,21 @@ def test_gradients_belong_to_the_operators_that_they_are_of() -> None:
     assert flow.backward_of == (3, 2, 2, 2, 1, 0, 0, 0)
     assert flow.weight_bytes == (4 * 9 * 16, 0, 4 * 17 * 4, 0)
     assert flow.crossing_bytes == (4 * 32, 4 * 32, 4 * 8, 4 * 8)
+
+
+def test_weights_that_no_operator_reads_are_named() -> None:
+    class Expands(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.zeros(1, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.own.expand(len(x), -1)
+
+    with fake_tensors(FakeMode(allow_non_fake_inputs=False)):
+        with pytest.raises(CaptureError, match="read by no operator that computes something; wanted one or more"):
+            trace_flow(Expands(), torch.empty(2, 8), None)
+        assert trace_flow(nn.Flatten(), torch.empty(2, 8), None)[0].kinds == ()
 
 
 def test_what_crosses_inside_a_block_is_the_stream_and_what_is_under_way(tmp_path: Path) -> None:

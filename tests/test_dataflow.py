@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,54 @@ def test_weights_are_in_one_place_and_counted_once(build: object, tmp_path: Path
     assert forward.arrays.memory_G.sum() == pytest.approx(weights)
     assert (problem.arrays.seconds_ND.sum(axis=0) > forward.arrays.seconds_ND.sum(axis=0)).all()
     assert problem.num_devices == CLUSTER.num_devices
+
+
+@pytest.mark.parametrize("frozen", ["", "0", "2", "0.weight", "2.bias"])
+def test_frozen_weights_have_no_gradient_and_no_optimizer(frozen: str, tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
+        for name, weight in module.named_parameters():
+            weight.requires_grad_(not frozen or not name.startswith(frozen))
+        return module
+
+    flow = trace_dataflow(build, (torch.empty(2, 64),))
+    weights = {name: 4 * weight.numel() for name, weight in build().named_parameters()}
+    still = sum(size for name, size in weights.items() if frozen and name.startswith(frozen))
+    assert (still > 0) == bool(frozen)
+    saved = sum(value.size_bytes for value in flow.values if value.is_saved)
+    assert priced(flow, tmp_path).arrays.memory_G.sum() == pytest.approx(4 * sum(weights.values()) - 3 * still + saved)
+
+
+@dataclass
+class Returned:
+    """What a module returns: any of it may be missing, or be in lists."""
+
+    scores: object
+    states: object = None
+
+
+RETURNED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "tuple": lambda a, b: (a, b),
+    "dictionary": lambda a, b: {"a": a, "b": [b, None]},
+    "dataclass": Returned,
+    "list in a dataclass": lambda a, b: Returned(None, [a, {"b": b}]),
+    "dataclasses in a list": lambda a, b: [Returned(a), Returned(Returned(b), "text")],
+}
+
+
+@pytest.mark.parametrize("form", RETURNED)
+def test_every_output_is_found_in_whatever_it_is_returned(form: str) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> object:
+            return RETURNED[form](self.a(x), self.b(x))
+
+    flow = trace_dataflow(Two, (torch.empty(3, 8),))
+    backward = [n for n, operator in enumerate(flow.operators) if operator.direction == "backward"]
+    assert all(set(weight.operators) & set(backward) for weight in flow.weights) and len(flow.weights) == 4
 
 
 def test_branches_run_side_by_side_where_that_pays(tmp_path: Path) -> None:

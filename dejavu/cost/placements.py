@@ -22,7 +22,7 @@ def placement_problem(flow: Dataflow, cluster: Cluster, predicted: Predicted) ->
     """Return what a placer is asked.
 
     Operators that read a weight, or write its gradient, are one group. An operator keeps, in training, what the
-    backward pass reads of its results; a weight is counted with its gradient and the optimizer's states.
+    backward pass reads of its results; a weight that is trained has its gradient and the optimizer's states besides.
 
     Raises:
         InputError: a device has no peak for the module's type, or some operator or group fits on no device.
@@ -32,10 +32,10 @@ def placement_problem(flow: Dataflow, cluster: Cluster, predicted: Predicted) ->
     group_N, held_N = _groups(flow), np.zeros(len(flow.operators))
     trains = any(operator.direction == "backward" for operator in flow.operators)
     each = ForEachByte.of(predicted.optimizer)
-    factor = 1.0 + (each.gradient_bytes + each.optimizer_bytes if trains else 0.0)
+    besides = each.gradient_bytes + each.optimizer_bytes
     for weight in flow.weights:
         if weight.operators:
-            held_N[weight.operators[0]] += factor * weight.size_bytes
+            held_N[weight.operators[0]] += (1.0 + besides * (trains and weight.is_trained)) * weight.size_bytes
     for value in flow.values:
         if value.is_saved:
             held_N[value.producer] += value.size_bytes

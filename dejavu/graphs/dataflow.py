@@ -7,9 +7,9 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -41,11 +41,16 @@ class Value:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter, and the operators that read it or write its gradient: they are where it is."""
+    """A parameter, and the operators that read it or write its gradient: they are where it is.
+
+    Attributes:
+        is_trained: it has a gradient, and state of the optimizer.
+    """
 
     name: str
     size_bytes: int
     operators: tuple[int, ...]
+    is_trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def _trace(module: nn.Module, arguments: Sequence[torch.Tensor], trains: bool, k
     recorder.path = []
     if not trains:
         return recorder
-    ends = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    ends = [leaf for leaf in _leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not ends:
         raise CaptureError("no output of the module depends on a weight; wanted one that does, or no backward pass")
     recorder.direction = "backward"
@@ -178,10 +183,19 @@ class _FlowRecorder(_Recorder):
             if readers
         ]
         weights = [
-            Weight(name, bytes_of([weight]), tuple(sorted(set(self._at[storage]))))
+            Weight(name, bytes_of([weight]), tuple(sorted(set(self._at[storage]))), weight.requires_grad)
             for storage, (name, weight) in self._weights.items()
         ]
         return Dataflow(tuple(self._names), tuple(self.operators), tuple(values), tuple(weights), dtype)
+
+
+def _leaves(outputs: Any) -> Iterator[Any]:
+    """Yield what a module returns, out of lists, dictionaries and dataclasses; torch's trees know no dataclasses."""
+    for leaf in tree_leaves(outputs):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _leaves([getattr(leaf, one.name) for one in fields(leaf)])
+        else:
+            yield leaf
 
 
 def _storage(tensor: torch.Tensor) -> int:

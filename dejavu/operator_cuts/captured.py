@@ -122,7 +122,10 @@ def _flows(workload: Workload, graph: Graph) -> list[LayerFlow]:
                 tensor = received.tensor() if isinstance(received, Form) else received
                 target = torch.zeros((size, *shape.target_shape), dtype=torch.int64)
                 loss: Loss | None = partial(_loss, model.loss, target) if is_last else None
-                flow, output = trace_flow(_module(builder, workload, graph, dtype), tensor, loss)
+                try:
+                    flow, output = trace_flow(_module(builder, workload, graph, dtype), tensor, loss)
+                except CaptureError as error:
+                    raise CaptureError(f"layer {builder.name!r}: {error}") from error
                 traced[key] = flow, Form.of(output) or output
         flow, received = traced[key]
         flows.append(flow)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dejavu.graphs.layer_trace import is_view, received_by
+from dejavu.graphs.layer_trace import CaptureError, is_view, received_by
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 _View = tuple[int, tuple[int, ...], tuple[int, ...], int]  # offset, shape and stride in elements; its bytes
@@ -44,6 +44,9 @@ def trace_flow(module: torch.nn.Module, inputs: torch.Tensor, loss: Loss | None)
 
     What depends on no input and no weight (masks, positions) is made anew on whichever side of a cut needs it, so it
     crosses none.
+
+    Raises:
+        CaptureError: the layer has weights, and only views of them.
     """
     given = received_by(module, inputs)
     watch = _Flow(module.parameters(), given)
@@ -132,6 +135,8 @@ class _Flow(TorchDispatchMode):
 
     def flow(self, *, crosses_end: bool) -> LayerFlow:
         count = len(self.kinds)
+        if self._weights and not count:
+            raise CaptureError("its weights are read by no operator that computes something; wanted one or more")
         end = count if crosses_end else count - 1
         crossing = [sum(_needed(tensor, place) for tensor in self._tensors.values()) for place in range(end)]
         weights, held = [0] * count, [0] * count
