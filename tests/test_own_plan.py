@@ -20,7 +20,7 @@ from dejavu.plans.priced_problem import Away
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import HAIR
 from dejavu.what_if import price_own_plan, read_plan
-from dejavu.what_if.own_plan import FEW
+from dejavu.what_if.own_plan import FEW, FOUND_HERE
 from dejavu.workload import Workload
 from flows.__main__ import app
 from tests.test_planning import NODES, WORKLOAD
@@ -133,6 +133,7 @@ WRONG_OF_PLANS: dict[str, list[Any]] = {
     "schedule": ["2f2b", 1, None, ["1f1b"], {}],
     "slices": [4, "4", [0], [1.0], ["4"], [True], None],
     "both_ways": ["no", 0, 1, None],
+    "splits": [4, "ab", ["a"], [1], [["a", 2]], [["a", 2, 5]], [["a", 2, ["b"]]], None],
     "stages": [{}, None, "all", []],
 }
 
@@ -340,3 +341,29 @@ def test_all_that_is_written_is_read(request_: PlanRequest, tmp_path: Path) -> N
     choice = Planner().plan(replace(request_, searches=("uniform",), schedules=("1f1b",), microbatches=(4,)))
     assert "considered" in choice_to_dict(choice)
     assert read_plan(written(plan, tmp_path, **choice_to_dict(choice))).stages == choice.plan.stages
+
+
+@pytest.mark.parametrize("end", ["start", "stop"])
+@pytest.mark.parametrize("value", [0, 1, 2, 3, 6, "3", None])
+def test_a_stage_says_its_layers_once(end: str, value: object, tmp_path: Path) -> None:
+    """In `layers`, as answers have them, or beside; in both they agree."""
+    content = one_device([0, 3], 4).to_dict()
+    row = content["stages"][0]
+    row["layers"] = {"start": row.pop("start"), "stop": row.pop("stop")}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(content))
+    assert read_plan(path) == one_device([0, 3], 4)
+    row[end] = value
+    path.write_text(json.dumps(content))
+    if value == row["layers"][end]:
+        assert read_plan(path) == one_device([0, 3], 4)
+        return
+    with pytest.raises(InputError, match=f"stage 0: {end} is {value!r}, and in layers {row['layers'][end]}; wanted"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize("splits", [[], [["head", 2, [["weight", 0]], False, True]]])
+def test_splits_that_are_not_priced_are_told(splits: list[Any], request_: PlanRequest, tmp_path: Path) -> None:
+    found = price_own_plan(request_, read_plan(written(one_device([0, 3], 8), tmp_path, splits=splits)))
+    assert (FOUND_HERE in found.notes) == bool(splits)
+    assert found.simulated_seconds == price_own_plan(request_, one_device([0, 3], 8)).simulated_seconds

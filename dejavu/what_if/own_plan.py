@@ -21,7 +21,7 @@ from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, Price, price
-from dejavu.plans.plan import Stage, StageConfiguration
+from dejavu.plans.plan import LayerSplit, Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import HAIR, AdditiveCosts, PlanError
@@ -46,6 +46,7 @@ STAGE_KEYS = ("start", "stop", "layers", "configuration")
 _ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
 FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
 SHARED = "stages share a pipeline rank's devices, whose memory is that of all of them; no formula has their step"
+FOUND_HERE = "the plan's splits are not priced: layers that declare none have those that are found here"
 BLOCKING = "messages block both of their ends, as DeepSpeed's"
 
 
@@ -151,7 +152,15 @@ def read_plan(path: Path) -> Plan:
         SCHEDULES[schedule].num_ranks(len(stages))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return Plan(stages, schedule, count, slices=tuple(slices), both_ways=both_ways)
+    return Plan(stages, schedule, count, _splits(path, content), tuple(slices), both_ways)
+
+
+def _splits(path: Path, content: Mapping[str, Any]) -> tuple[LayerSplit, ...]:
+    rows = content.get("splits", [])
+    try:
+        return Plan.from_dict({"stages": (), "schedule": "1f1b", "num_microbatches": 1, "splits": rows}).splits
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: splits is {rows!r:.60}; wanted a list as a training's job.json has it") from error
 
 
 def _check_keys(place: str, found: Any, known: Sequence[str]) -> None:
@@ -189,6 +198,8 @@ def _stage(place: str, row: Any) -> Stage:
         end = span.get(name)
         if not isinstance(end, int) or isinstance(end, bool) or end < least:
             raise InputError(f"{place}: {name} is {end!r:.60}; wanted a whole number, {least} or more")
+        if (other := row.get(name, end)) != end:
+            raise InputError(f"{place}: {name} is {other!r:.60}, and in layers {end}; wanted one of the two")
     try:
         configuration = StageConfiguration.from_dict(row.get("configuration", {}))
     except PlanError as error:
@@ -261,6 +272,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         away_S=tuple(_together([away[t] for t in own_S[s]]) for s in range(len(plan.stages))),
         notes=(
             *((FEW if few else BLOCKING,) if is_blocking else ()),
+            *((FOUND_HERE,) if plan.splits else ()),
             *((SHARED,) if len(plan.ranks) < len(plan.stages) else ()),
             *((str(host),) if host else ()),
         ),

@@ -78,7 +78,10 @@ def _too_few_stages(problem: Problem, clock: _Time) -> str:
         if fits is None:
             break
         lo, hi = (lo, middle) if fits else (middle, hi)
-    return f", at most {plural(problem.max_stages, 'stage')} (max_stages; {hi} would do)"
+    # Plans for torch's schedules have no more stages than microbatches, whose number a person chooses.
+    which = ", the number of microbatches, as --microbatches sets it"
+    named = f"max_stages{which if problem.max_stages == problem.num_microbatches else ''}"
+    return f", at most {plural(problem.max_stages, 'stage')} ({named}; {hi} would do)"
 
 
 def _layer_in_no_stage(problem: Problem) -> int | None:
