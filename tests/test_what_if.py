@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -33,6 +33,7 @@ from dejavu.what_if import (
     what_changes,
     what_is_cheapest,
 )
+from dejavu.what_if.cheapest import _least_enough
 from dejavu.what_if.table import days
 from dejavu.workload import Workload
 from flows.__main__ import app
@@ -329,6 +330,29 @@ def test_of_many_nodes_those_that_decide_are_planned(tmp_path: Path) -> None:
     least = min(row.num_nodes for row in found.rows if row.is_in_time and "l4" in row.answered.case.name)
     first = min(row.num_nodes for row in whole.rows if row.seconds <= enough.seconds and "l4" in row.answered.case.name)
     assert least == first
+
+
+@pytest.mark.parametrize("helps_until", [1, 3, 8, 100, 4096, 20_000])
+@pytest.mark.parametrize("needed", [1, 2, 7, 64, 90, 5000, 50_000])
+def test_no_more_nodes_are_planned_than_decide(needed: int, helps_until: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of up to twenty thousand: planning one with thousands takes minutes."""
+    monkeypatch.setattr(Trained, "seconds", property(lambda row: 1.0 / min(row.num_nodes, helps_until)))
+    monkeypatch.setattr(Trained, "cost", property(lambda row: row.seconds * row.num_nodes))
+    choice = cast(Choice, object())
+    asked_for: list[int] = []
+
+    def trained(number: int) -> Trained:
+        asked_for.append(number)
+        return Trained(Answered(cast(Case, None), choice, ""), Goal(1.0, 1.0 / needed), number)
+
+    rows = _least_enough(trained, 1, 20_000)
+    assert [row.num_nodes for row in rows] == sorted(asked_for)
+    in_time = [row.num_nodes for row in rows if row.is_in_time]
+    assert bool(in_time) == (needed <= helps_until)
+    if in_time:
+        assert min(in_time) == needed and max(asked_for) <= max(4 * needed, 20_000 if needed > 10_000 else 1)
+    else:
+        assert max(asked_for) <= 8 * helps_until
 
 
 def test_a_goal_wants_prices_in_one_currency_and_tokens(tmp_path: Path) -> None:

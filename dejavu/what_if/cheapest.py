@@ -16,6 +16,7 @@ from dejavu.what_if.answers import Answered, Case, answer
 from dejavu.what_if.nodes import NodeFile
 
 CLOSE_COUNTS = 8  # up to here every number of nodes is planned; beyond powers of 2, then those in between that matter
+SAME, GAINS_NOTHING = 3, 1e-3  # so many powers of 2 in a row whose steps differ by less than this part
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def cheapest(
     """Plan each type of node in numbers from 1 to the file's, or within `nodes`, and see what the goal costs on it.
 
     More nodes of a type are hardly ever cheaper for the same work, so that the least number that is in time decides:
-    up to `CLOSE_COUNTS` numbers all are planned; of more the powers of 2, then what lies between too few and enough.
+    up to `CLOSE_COUNTS` numbers all are planned; of more the powers of 2 until more are no use, then what lies between
+    too few and enough.
 
     Args:
         request: its cluster is replaced.
@@ -145,7 +147,11 @@ def _least_enough(trained: Callable[[int], Trained], lowest: int, most: int) -> 
     if most - lowest < CLOSE_COUNTS:
         return [trained(number) for number in range(lowest, most + 1)]
     powers = [2**k for k in range(most.bit_length()) if lowest < 2**k < most]
-    known = {number: trained(number) for number in (lowest, *powers, most)}
+    known = dict[int, Trained]()
+    for number in (lowest, *powers, most):
+        known[number] = trained(number)
+        if _need_no_more(list(known.values())):
+            break
     while True:
         enough = min((number for number, row in known.items() if row.is_in_time), default=None)
         late = [number for number in known if enough is not None and number < enough]
@@ -153,6 +159,18 @@ def _least_enough(trained: Callable[[int], Trained], lowest: int, most: int) -> 
             return [known[number] for number in sorted(known)]
         middle = (enough + max(late)) // 2
         known[middle] = trained(middle)
+
+
+def _need_no_more(rows: Sequence[Trained]) -> bool:
+    """Return whether more nodes than the last row has are neither wanted nor any use.
+
+    They are not where fewer are in time and the last ones are no cheaper, nor where twice as many were no faster twice.
+    """
+    before, last = [row for row in rows[:-1] if row.is_in_time], rows[-1]
+    if before:
+        return last.cost >= min(row.cost for row in before)
+    known = [row.seconds for row in rows if row.answered.choice is not None][-SAME:]
+    return len(known) == SAME and not last.is_in_time and known[-1] > known[0] * (1 - GAINS_NOTHING)
 
 
 def currency_of(files: Sequence[NodeFile]) -> str:
