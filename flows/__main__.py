@@ -256,6 +256,7 @@ def profile(
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="also measure what is already known")] = False,
     database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
+    wait: Annotated[bool, typer.Option("--wait", help="until nobody else measures or trains in this folder")] = False,
 ) -> None:
     """Measure on this machine what the cost database lacks for a workload; what it already knows is reused.
 
@@ -264,6 +265,7 @@ def profile(
     from rich.console import Console
 
     from dejavu.graphs.capture import capture
+    from dejavu.launch.training_lock import alone_in
     from dejavu.profiles import ProfileDatabase
     from dejavu.profiling.profiler import Profiler
     from flows.inputs import at_microbatches, read_inputs
@@ -271,11 +273,12 @@ def profile(
 
     machines, wanted = read_inputs(cluster, workload, train=False)
     rows = ProfileDatabase(database)
-    for one in at_microbatches(wanted, microbatches):
-        campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
-        with rows_bar(Console(), unit="measurements") as progress:
-            measured = campaign.run([kind.strip() for kind in measure.split(",")], progress)
-        typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
+    with alone_in(Path.cwd(), f"{wanted.model} on {machines.name}", wait=wait, on_wait=typer.echo):
+        for one in at_microbatches(wanted, microbatches):
+            campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
+            with rows_bar(Console(), unit="measurements") as progress:
+                measured = campaign.run([kind.strip() for kind in measure.split(",")], progress)
+            typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
 
 ClustersOption = Annotated[

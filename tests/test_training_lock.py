@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dejavu.launch.running import status_of
 from dejavu.launch.training_lock import BusyError, _busy, alone_in, holder_in
+from dejavu.profiling.profiler import Profiler
 from flows.__main__ import app
 from flows.doctor import _training
 from flows.recorded.status import status_lines, status_to_dict
@@ -150,3 +151,37 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
     said = done.stderr.strip().splitlines()[-1]
     assert f"{folder}/.dejavu cannot be written (Permission denied)" in said
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("options", [[], ["--wait"], ["--again"]])
+def test_profile_measures_alone_in_its_folder(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the flow does; not beside a training either, which the same lock keeps."""
+    held: list[str] = []
+
+    def run(self: Profiler, kinds: object, progress: object) -> str:
+        holder = holder_in(tmp_path)
+        assert holder is not None and holder.pid == os.getpid()
+        held.append(holder.what)
+        return "measured"
+
+    monkeypatch.setattr(Profiler, "run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]\nname: desk\n")
+    (tmp_path / "w.yaml").write_text("model: tests.own_models:wide_stack\ndata: digits\nbatch_size: 8\n")
+    ended = CliRunner().invoke(app, ["profile", "--workload", "w.yaml", *options])
+    assert ended.exit_code == 0, ended.output
+    assert held == ["tests.own_models:wide_stack on desk"] and "measured" in ended.output
+    assert holder_in(tmp_path) is None
+
+
+@pytest.mark.integration
+def test_profile_is_refused_where_another_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text("nodes: [{name: a, devices: {type: T4, count: 2}}]\n")
+    (tmp_path / "w.yaml").write_text("model: tests.own_models:wide_stack\ndata: digits\nbatch_size: 8\n")
+    with holding(tmp_path):
+        ended = CliRunner().invoke(app, ["profile", "--workload", "w.yaml"])
+    assert isinstance(ended.exception, BusyError) and "gpt on desk (pid" in str(ended.exception)
+    assert not (tmp_path / "profiles_db").exists()
