@@ -23,7 +23,7 @@ from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts
 
 GIB = 2**30
 
@@ -265,6 +265,33 @@ def test_several_stages_a_rank(schedule: str, seed: int) -> None:
     sound(binding, problem, plan, cluster)
     best = min(formula(problem, plan, cluster, places) for places in every_binding(plan, cluster))
     assert binding.step_seconds == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize(("more", "fits"), [(-0.5, True), (0.0, True), (0.5, True), (2.0, False)])
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "looped_bfs", "zbv"])
+@pytest.mark.parametrize("seed", range(3))
+def test_stages_of_a_rank_fit_with_the_tolerance_of_one(seed: int, schedule: str, more: float, fits: bool) -> None:
+    """On devices of the other kind, which hold a hair less, or two hairs less, than the stages need together."""
+    rng = np.random.default_rng(seed)
+    cluster = cluster_of([(2, [("a", 1)]), (2, [("b", 1)])], rng)
+    known = named(SCHEDULES, schedule)
+    problem = problem_of(cluster, rng, schedule=known.searched_as, room=1e9)
+    plan = plan_of(problem, [StageConfiguration("a")] * 4, rng, schedule)
+    c, costs = problem.index(StageConfiguration("b")), problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    needed = [
+        sum(
+            costs.peak_bytes(stage.start, stage.stop, c, known.in_flight(s, 4, plan.num_microbatches))
+            for s, stage in enumerate(plan.stages)
+            if s in own
+        )
+        for own in plan.ranks
+    ]
+    capacity = costs.capacity_bytes_C.copy()
+    capacity[c] = needed[0] * (1 - more * HAIR)
+    tight = replace(problem, costs=replace(costs, capacity_bytes_C=capacity))
+    pricing = BindingPrices(tight, plan, Site.of(cluster))
+    assert np.isfinite(pricing.seconds_RK[0, pricing.site.kinds.index("b")]) == fits
 
 
 @pytest.mark.parametrize("seed", range(8))

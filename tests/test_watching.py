@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -393,10 +394,31 @@ def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     for gone in ("name", "count", "hosts", "devices", "link"):
         groups = [{k: v for k, v in first.items() if k != gone}, *others]
         damages.append(whole | {"cluster": whole["cluster"] | {"groups": groups}})
+    damages += [whole | {name: other} for name in ("step_seconds", "at_seconds") for other in NO_NUMBERS]
+    damages += [whole | {"run": other} for other in NO_TEXTS]
     for damaged in ("{", *map(json.dumps, damages)):
         path.write_text(damaged)
         with pytest.raises(DejavuError, match=rf"^{re.escape(str(path))} is no record of a plan .*; delete it"):
             _ = notes.planned
+
+
+NO_NUMBERS: list[Any] = ["0.5", True, [], {}, math.nan, math.inf]
+NO_TEXTS: list[Any] = [None, 3, False, ["a"], {}]
+
+
+def test_decisions_of_the_wrong_types_are_named(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
+    notes.decided(Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "f", 0.7, 0.5, 0.03, "planned", "y", "r"))
+    path = tmp_path / "watch" / "decisions.jsonl"
+    whole = json.loads(path.read_text())
+    numbers = {"old_step_seconds", "new_step_seconds", "margin"}
+    for name in whole.keys() - {"question"}:
+        for other in NO_NUMBERS if name in numbers else NO_TEXTS:
+            path.write_text(json.dumps(whole | {name: other}) + "\n")
+            with pytest.raises(DejavuError, match=rf"line 1 of .* is no record of a decision \({name} is .*; wanted"):
+                list(Notes.decisions(tmp_path))
+    path.write_text(json.dumps(whole | {"old_step_seconds": None}) + "\n")
+    assert [one.gain for one in Notes.decisions(tmp_path)] == [None]
 
 
 def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:
@@ -432,7 +454,18 @@ def test_damaged_notes_of_links_are_said(tmp_path: Path) -> None:
     (path,) = (tmp_path / "watch").glob("*-links.json")
     whole = path.read_bytes()
     damages = [whole[:stop] for stop in range(len(whole.rstrip()))]
-    for damaged in (*damages, b"[]", b"3", b"{}", b'{"usual": {}}', b'{"usual": {"a": 1}, "slow": {}}', b"\xff"):
+    kinds = [json.dumps({"usual": {"a": {"b": no}}, "slow": {}}).encode() for no in NO_NUMBERS]
+    kinds += [json.dumps({"usual": {}, "slow": {"a": no}}).encode() for no in NO_NUMBERS]
+    for damaged in (
+        *damages,
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"usual": {}}',
+        b'{"usual": {"a": 1}, "slow": {}}',
+        b"\xff",
+        *kinds,
+    ):
         path.write_bytes(damaged)
         with pytest.raises(DejavuError, match=r"-links\.json is no record of links .*; delete it"):
             _ = notes.links

@@ -19,7 +19,7 @@ from dejavu.binding.site import Ints, Place, Site
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts, Floats
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts, Floats
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class BindingPrices:
             host_share += costs.host_share(stage.start, stage.stop, c, held)
         if len(stages) == 1 or not isinstance(costs, AdditiveCosts):
             return True
-        return needed_bytes <= costs.capacity_bytes_C[c] and host_share <= 1
+        return bool(needed_bytes <= costs.room_bytes_C[c] and host_share <= 1 + HAIR)
 
     def _inside(self) -> Floats:
         """Price exchanges inside a node, where every pair of devices has its own link. A link that was only assumed

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dejavu.plans import Plan
 from dejavu.watching.decision import Decision
 from dejavu.workload import Workload
 
+_TEXTS = ("at", "model", "change", "old_fingerprint", "new_fingerprint", "decided", "why", "run")
 SETTLED_SECONDS = 4.0  # what changed must have stayed so for as long: a nanny restarts a worker, an editor saves twice
 
 
@@ -45,6 +47,7 @@ class Planned:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Planned:
+        _check(content, text=("run",), numbers=("step_seconds", "at_seconds"))
         return cls(
             **{**content, "cluster": Cluster.from_dict(content["cluster"]), "plan": Plan.from_dict(content["plan"])}
         )
@@ -128,6 +131,9 @@ class Notes:
             try:
                 content = json.loads(line)
                 del content["question"]
+                _check(content, text=_TEXTS, numbers=("new_step_seconds", "margin"))
+                if content["old_step_seconds"] is not None:
+                    _check(content, numbers=("old_step_seconds",))
                 decision = Decision(**content)
             except (ValueError, KeyError, TypeError) as error:
                 raise DejavuError(
@@ -137,4 +143,20 @@ class Notes:
 
 
 def _numbers(content: Any) -> dict[str, float]:
+    _check(content, numbers=content)
     return {name: float(number) for name, number in content.items()}
+
+
+def _check(content: Any, *, text: Iterable[str] = (), numbers: Iterable[str] = ()) -> None:
+    """Check values of a record that somebody may have edited.
+
+    Raises:
+        TypeError, KeyError: one is missing, or of another kind.
+    """
+    for name in text:
+        if not isinstance(content[name], str):
+            raise TypeError(f"{name} is {content[name]!r:.60}; wanted text")
+    for name in numbers:
+        value = content[name]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise TypeError(f"{name} is {value!r:.60}; wanted a number")
