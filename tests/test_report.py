@@ -476,6 +476,10 @@ def test_waiting_is_what_the_rows_show(schedule: str) -> None:
         assert Work.ONCE in one.works and Work.WAIT in one.works
 
 
+def on_gpus(cluster: Cluster) -> dict[str, DeviceType]:
+    return {name: replace(one, kind="cuda") for name, one in cluster.device_types.items()}
+
+
 @pytest.mark.parametrize(("P", "B"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 12)])
 def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatches(P: int, B: int) -> None:
     """Simulated as measured: no stage that the plan does not have, and a pass has one name in both."""
@@ -493,7 +497,7 @@ def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatch
     )
     spans = [[e for e in bound.simulation.events if (e.rank, e.name) == (rank, "optimizer")] for rank in range(P)]
     times = tuple(  # as `runtime.worker` has them: of what a rank does once a step an equal part for each of its stages
-        StageTimes(s, 1.0, 1.0, sum(e.seconds for e in own) / len(own), 10**6)
+        StageTimes(s, 1.0, 1.0, sum(e.seconds for e in own) / len(own), (rank + 1) * 10**6, pipeline_rank=rank)
         for rank, own in enumerate(spans)
         for s in {rank, P - 1 - rank}
     )
@@ -504,6 +508,12 @@ def test_both_directions_are_shown_by_the_plan_s_stages_and_the_ranks_microbatch
         for name, one in run.timelines.items()
     }
     assert shown["simulated"] == shown["measured"] and len(shown["measured"]) == 2 * P * B
+    gpus = replace(run, cluster=replace(run.cluster, device_types=on_gpus(run.cluster)))
+    assert gpus.rank_measured_bytes == tuple((rank + 1) * 10**6 for rank in range(P))
+    at = {placed.pipeline_rank: f"{placed.device.host}:{placed.device.index} (" for placed in binding.placements}
+    for s, stage in enumerate(run.stages):
+        assert {rank for rank, name in at.items() if name in stage.devices} == {s, P - 1 - s}
+        assert stage.devices.startswith(at[s])
     once = [row for row in run.compared if row.work is Work.ONCE]
     assert len(once) == P and [row.error for row in once] == pytest.approx([0.0] * P)
     text = Page(page(run)).text

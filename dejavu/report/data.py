@@ -281,7 +281,10 @@ class ReportData:
     def rank_measured_bytes(self) -> tuple[int | None, ...]:
         """The most that a device of each pipeline rank held; None on CPUs, where a process holds other things too."""
         rows = self.training.stages if self.training is not None and self.cluster.kind != "cpu" else ()
-        peaks = ([row.peak_bytes for row in rows if row.stage in stages] for stages in self.plan.ranks)
+        peaks = (
+            [row.peak_bytes for row in rows if row.stage in stages and row.pipeline_rank in (None, rank)]
+            for rank, stages in enumerate(self.plan.ranks)
+        )
         return tuple(max(own, default=None) for own in peaks)
 
     @cached_property
@@ -422,7 +425,6 @@ class ReportData:
     def _stage(self, s: int) -> StageReport:
         stage, names = self.plan.stages[s], self.table.layers
         ranks = self.plan.ranks
-        devices = [row.device for row in self.binding.placements if s in ranks[row.pipeline_rank]]
         times = [row for row in self.training.stages if row.stage == s] if self.training else []
         capacity_bytes = self.cluster.device_types[stage.configuration.device_type].memory_bytes
         rank, of_rank = next((rank, stages) for rank, stages in enumerate(ranks) if s in stages)
@@ -430,7 +432,7 @@ class ReportData:
             stage=s,
             rank=rank,
             layers=_span(names[stage.start], names[stage.stop - 1], stage.start, stage.stop),
-            devices=", ".join(f"{device.host}:{device.index}" for device in devices) + f" ({stage.configuration})",
+            devices=self._devices(s),
             predicted=self.predicted_stages[s],
             predicted_backward_seconds=predicted_backward_seconds(self.predicted_stages[s], times),
             forward_seconds=max((row.forward_seconds for row in times), default=None),
@@ -441,6 +443,18 @@ class ReportData:
             capacity_bytes=capacity_bytes,
             headroom_bytes=capacity_bytes - sum(self.price.peak_bytes[one] for one in of_rank),
         )
+
+    def _devices(self, s: int) -> str:
+        """Name the devices that a stage is on; with two copies of the model those of the other one's as well."""
+        plan, S, said = self.plan, len(self.plan.stages), []
+        for seat in (s, S + s) if plan.both_ways else (s,):
+            rank = next(rank for rank, seats in enumerate(plan.seats_of_ranks) if seat in seats)
+            if any(rank == other for other, _ in said):  # the middle stage of an odd number
+                continue
+            on = [one.device for one in self.binding.placements if one.pipeline_rank == rank]
+            names = ", ".join(f"{device.host}:{device.index}" for device in on)
+            said.append((rank, f"{names} ({plan.seats[seat].configuration})"))
+        return "; the other copy's on ".join(sentence for _, sentence in said)
 
 
 def predicted_backward_seconds(predicted: StageSeconds, times: Sequence[StageTimes]) -> float:

@@ -289,6 +289,7 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
         stage=stage,
         replica=place.replica,
         worker=place.worker,
+        pipeline_rank=place.pipeline_rank,
         forward_seconds=clock.median_seconds(stage, Pass.FORWARD),
         backward_seconds=clock.median_seconds(stage, Pass.BACKWARD),
         backward_input_seconds=clock.median_seconds(stage, Pass.BACKWARD_INPUT),

@@ -17,6 +17,7 @@ class StageTimes:
         backward_input_seconds, backward_weight_seconds: its two parts; 0.0 where the schedule never splits it.
         peak_bytes: the process's largest resident memory (CPU) or the allocator's (GPU).
         worker: the virtual worker whose stage it is.
+        pipeline_rank: that measured it; with two copies of the model two ranks have the stage. None: not known.
     """
 
     stage: int
@@ -28,6 +29,7 @@ class StageTimes:
     backward_weight_seconds: float = 0.0
     replica: int = 0
     worker: int = 0
+    pipeline_rank: int | None = None
 
     @property
     def is_split(self) -> bool:
