@@ -203,6 +203,23 @@ def test_scores_without_a_gradient_are_refused() -> None:
         capture(_on_fixed(3))
 
 
+def in_double(*, layer: int | None) -> nn.Sequential:
+    own = [torch.float64 if k == layer else None for k in range(4)]
+    norm = nn.Sequential(nn.LayerNorm(32, dtype=own[2]), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32, dtype=own[1]), norm, nn.Linear(32, 10, dtype=own[3]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("layer", "weight"), [(1, "weight"), (2, "0.weight"), (3, "weight")])
+def test_weights_in_float64_are_named(layer: int, weight: str, dtype: str) -> None:
+    """They would be trained in the workload's type, and no device's products in float64 are known."""
+    asked = {"model": "tests.test_capture:in_double", "data": "digits", "batch_size": 8, "dtype": dtype}
+    found = f"layer '{layer}': '{weight}' is in float64; wanted .* the workload's dtype, {dtype}"
+    with pytest.raises(CaptureError, match=found):
+        capture(Workload(**asked, model_options={"layer": layer}))
+    assert capture(Workload(**asked, model_options={"layer": None})).dtype == dtype
+
+
 def _with_frozen(layers: tuple[int, ...]) -> Workload:
     data = {"synthetic": {"num_classes": 256}, "sequence_length": 8}
     options = {"layers": list(layers)}

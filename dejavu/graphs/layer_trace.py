@@ -117,13 +117,24 @@ def received_by(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = None) -> torch.nn.Module:
-    """Build a layer with weights of this dtype."""
+    """Build a layer with weights of this dtype.
+
+    Raises:
+        CaptureError: it makes some in float64, whatever the dtype.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
     try:
-        return computing_in(builder.build(), computes_in)
+        module = builder.build()
     finally:
         torch.set_default_dtype(before)
+    wide = next((name for name, one in module.named_parameters() if one.dtype is torch.float64), None)
+    if wide is not None:
+        raise CaptureError(
+            f"layer {builder.name!r}: {wide!r} is in float64; wanted weights without a type of their own, or in "
+            f"float32: they are trained in the workload's dtype, {str(dtype).removeprefix('torch.')}"
+        )
+    return computing_in(module, computes_in)
 
 
 def _failing_part(module: torch.nn.Module, error: Exception) -> str:

@@ -446,7 +446,7 @@ class ReportData:
 
     def _devices(self, s: int) -> str:
         """Name the devices that a stage is on; with two copies of the model those of the other one's as well."""
-        plan, S, said = self.plan, len(self.plan.stages), []
+        plan, S, said = self.plan, len(self.plan.stages), list[tuple[int, str]]()
         for seat in (s, S + s) if plan.both_ways else (s,):
             rank = next(rank for rank, seats in enumerate(plan.seats_of_ranks) if seat in seats)
             if any(rank == other for other, _ in said):  # the middle stage of an odd number
