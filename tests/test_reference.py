@@ -16,7 +16,7 @@ from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
-from dejavu.trials import TrialSpec, remembered_reference
+from dejavu.trials import TrialSpec, batch_norm_of_parts, remembered_reference
 from dejavu.workload import Workload
 from tasks.training import read_job
 from tests.conftest import TINY
@@ -139,3 +139,21 @@ def test_nothing_is_said_to_be_equal_where_nothing_was_compared(job: TrainingJob
         result = TrainingResult(0, losses, None, (), 0, None, "")
         found = largest_difference([1.0, 2.0, 3.0], result)
         assert found == {0: None, 1: 0.0}.get(len(losses), 0.5 if losses[-1:] == (2.5,) else math.inf)
+
+
+@pytest.mark.parametrize("model", ["weights_here_and_there", "wide_stack"])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
+    replicas: tuple[int, int], cut: int, model: str, tmp_path: Path
+) -> None:
+    """The one of layer 1 normalizes a replica's examples alone where its stage has several."""
+    workload = Workload(model=f"tests.own_models:{model}", data="digits", batch_size=8, num_microbatches=2)
+    job = job_of(workload, tmp_path, (cut,))
+    stages = tuple(
+        replace(stage, configuration=replace(stage.configuration, devices_per_node=r, data_parallel=r))
+        for stage, r in zip(job.binding.plan.stages, replicas, strict=True)
+    )
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=stages)))
+    splits = replicas[0 if cut > 1 else 1] > 1 and model == "weights_here_and_there"
+    assert batch_norm_of_parts(job) == ("1" if splits else "")

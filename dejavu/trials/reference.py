@@ -6,12 +6,16 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.processes.files import write_json
+from dejavu.foundation.tracing import fake_tensors
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
+from dejavu.workload.models import layers_of
 from dejavu.workload.pretrained import fingerprint
 
 SUFFIX = ".reference"  # unlike that of a trial's result
@@ -44,6 +48,23 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, losses)
     return losses
+
+
+def batch_norm_of_parts(job: TrainingJob) -> str:
+    """Name the first layer with a batch norm whose stage splits a microbatch over replicas; "": there is none.
+
+    It normalizes each replica's examples, where one process has all: its losses are others.
+    """
+    builders = layers_of(job.workload)
+    for stage in job.binding.plan.stages:
+        if stage.configuration.example_parts == 1:
+            continue
+        for builder in builders[stage.start : stage.stop]:
+            with fake_tensors():
+                parts = list(builder.build().modules())
+            if any(isinstance(part, _BatchNorm) for part in parts):
+                return builder.name
+    return ""
 
 
 def _read(path: Path, count: int) -> list[float] | None:
