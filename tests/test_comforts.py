@@ -29,7 +29,7 @@ from flows.__main__ import app
 from flows.inputs import workload_of
 from flows.listening import printed_as_json
 from flows.printing import print_in_any_locale
-from flows.recorded.status import status_lines, status_to_dict
+from flows.recorded.status import QUIET_SECONDS, status_lines, status_to_dict
 from tasks.events import heard_by, tell
 from tests.conftest import TINY
 from tests.launching import job_of
@@ -173,7 +173,7 @@ def test_a_running_training_says_how_far_it_is(steps: int, tmp_path: Path) -> No
 
 def test_what_ended_before_its_last_step_can_be_resumed(tmp_path: Path) -> None:
     prepared(tmp_path, 25)
-    lines = status_lines(status_of(tmp_path))
+    lines = status_lines(status_of(tmp_path), time.time() + 1000)
     assert lines[0] == "no training runs in this folder" and "left" not in lines[2]
     assert "ended before its last step" in lines[1] and "dejavu run --resume " in lines[1]
 
@@ -191,17 +191,32 @@ def test_what_status_says_of_resuming_is_a_whole_command(
     (folder / "job.json").write_text(json.dumps(job))
     (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
     monkeypatch.chdir(tmp_path)
-    command = status_lines(status_of(Path()))[1].split("`")[1]
+    said = status_lines(status_of(Path()))[1]
+    command = next(part for part in said.split("`") if part.startswith("dejavu run --resume "))
 
     def stop(folder: Path) -> None:
         raise FileNotFoundError("looked at the room")
 
     monkeypatch.setattr(room, "check_room", stop)
-    said = CliRunner().invoke(app, command.split()[1:])
-    assert isinstance(said.exception, FileNotFoundError), said.exception
+    done = CliRunner().invoke(app, command.split()[1:])
+    assert isinstance(done.exception, FileNotFoundError), done.exception
     goes_both_ways = planned.get("schedule") == "chimera"
     as_it_was = TINY.model_copy(update={"num_steps": 40, **planned, "slices": "auto", "both_ways": goes_both_ways})
     assert workload_of(str(folder)) == as_it_was
+
+
+@pytest.mark.parametrize("steps", [0, 1, 25, 40])
+@pytest.mark.parametrize("later", [0.0, 30.0, 1000.0])
+def test_a_training_that_no_command_holds_may_run(later: float, steps: int, tmp_path: Path) -> None:
+    """As `dejavu launch` starts them: what was just heard of is not said to have ended."""
+    folder = prepared(tmp_path, steps)
+    now = (folder / "progress.jsonl").stat().st_mtime + later
+    said = "\n".join(status_lines(status_of(tmp_path), now))
+    may_run = steps > 0 and later < QUIET_SECONDS
+    assert ("it runs if `dejavu launch` started it, else `dejavu run --resume " in said) == may_run
+    assert ("no training runs in this folder" in said) == ("ended before its last step" in said) == (not may_run)
+    (folder / "result.json").write_text("{}")
+    assert status_lines(status_of(tmp_path), now)[0] == "no training runs in this folder"
 
 
 def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:

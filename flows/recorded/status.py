@@ -36,8 +36,14 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
         lines.append("no training runs in this folder")
     if found is None:
         return [*lines, "there has been none; `dejavu run` starts one"]
+    resumes = f"`dejavu run --resume {_relative(found.folder)}` continues it"
+    if holder is None and not found.ended and found.loss is not None and not _is_silent(found, now):
+        # Ranks that `dejavu launch` or a torchrun line has started hold no folder.
+        since = in_words(max(now - found.last_seconds, 0.0))
+        last = f"the last, {found.job.workload.model}, was heard of {since} ago: it runs if `dejavu launch` started it"
+        return ["no `dejavu run` trains in this folder", f"{last}, else {resumes}", _progress(found), *_place(found)]
     how = "completed" if found.ended and found.done >= found.of else "ended before its last step"
-    resume = "" if found.ended else f"; `dejavu run --resume {_relative(found.folder)}` continues it"
+    resume = "" if found.ended else f"; {resumes}"
     lines.append(f"the last, {found.job.workload.model}, {how} at {_clock(found.last_seconds)}{resume}")
     return [*lines, _progress(found, left=False), *_place(found)]
 
@@ -64,10 +70,15 @@ def _progress(found: Training, *, left: bool = True) -> str:
 
 
 def _silence(found: Training, now: float) -> list[str]:
-    silent = now - found.last_seconds
-    if silent <= max(QUIET_SECONDS, 10 * (found.step_seconds or 0.0)):
+    if not _is_silent(found, now):
         return []
-    return [f"nothing was heard of it for {in_words(silent)}: see {_relative(found.folder)}/ranks*.log"]
+    return [
+        f"nothing was heard of it for {in_words(now - found.last_seconds)}: see {_relative(found.folder)}/ranks*.log"
+    ]
+
+
+def _is_silent(found: Training, now: float) -> bool:
+    return now - found.last_seconds > max(QUIET_SECONDS, 10 * (found.step_seconds or 0.0))
 
 
 def _place(found: Training) -> list[str]:
