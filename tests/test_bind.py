@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, combinations_with_replacement, pairwise, permutations, product
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from dejavu.binding import RANDOM_BINDINGS, BindError, Binding, bind
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.draws import random_places
-from dejavu.binding.exact_labels import bounds
+from dejavu.binding.exact_labels import bounds, exchange_bounds
 from dejavu.binding.local import EXCHANGE, MOVE, TURN, changed, changes, improved
 from dejavu.binding.placing import bottleneck, computing_bound, in_order
 from dejavu.binding.site import Site
@@ -265,6 +267,30 @@ def test_several_stages_a_rank(schedule: str, seed: int) -> None:
     sound(binding, problem, plan, cluster)
     best = min(formula(problem, plan, cluster, places) for places in every_binding(plan, cluster))
     assert binding.step_seconds == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize("shapes", [[(2, 2, 1)], [(2, 1, 1)], [(2, 2, 1), (1, 2, 1)], [(1, 1, 1), (2, 1, 1)]], ids=str)
+@pytest.mark.parametrize("nodes", [[(1, 4), (1, 2), (1, 2)], [(1, 4), (2, 2)], [(1, 3), (2, 1), (1, 2)]], ids=str)
+def test_an_exchange_takes_no_less_than_its_bound(nodes: list[tuple[int, int]], shapes: Any) -> None:
+    """Wherever two ranks are, also each on nodes of two groups, of which one has more network cards."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        cluster = cluster_of([(count, [("a", devices)]) for count, devices in nodes], rng)
+        groups = tuple(replace(group, cards=int(rng.choice([1, 8]))) for group in cluster.groups)
+        cluster = replace(cluster, groups=groups)
+        problem = problem_of(cluster, rng, shapes=shapes, cut_bytes=2e9)
+        plan = plan_of(problem, [way_of("a", shapes[0]), way_of("a", shapes[-1])], rng)
+        pricing = BindingPrices(problem, plan, Site.of(cluster))
+        first, second = pricing.configurations
+        pools, least = range(len(pricing.site.size_P)), inf
+        for a in combinations_with_replacement(pools, first.num_nodes):
+            for b in combinations_with_replacement(pools, second.num_nodes):
+                taken = Counter[int]()
+                for one, place in ((first, a), (second, b)):
+                    taken.update({pool: one.devices_per_node * place.count(pool) for pool in set(place)})
+                if all(count <= pricing.site.size_P[pool] for pool, count in taken.items()):
+                    least = min(least, pricing.transfer_seconds(0, a, b))
+        assert exchange_bounds(pricing)[0] <= least * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("more", "fits"), [(-0.5, True), (0.0, True), (0.5, True), (2.0, False)])

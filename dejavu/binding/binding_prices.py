@@ -187,10 +187,18 @@ class BindingPrices:
         return np.asarray(np.maximum(_distinct(site.node_P[places_NQA]), used))
 
     def between_seconds_GG(self, q: int) -> Floats:
-        """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two."""
+        """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two.
+
+        A rank on several nodes may have some of a group with more cards: the most that it can have count, so that this
+        is the least that the exchange takes.
+        """
         exchange, site = self.exchanges[q], self.site
         cards = [float(one) for one in site.cards_per_device_G]
         a, b = (np.array([self.configurations[end].lanes(one) for one in cards]) for end in (exchange.a, exchange.b))
+        a, b = (
+            np.full_like(lanes, lanes.max()) if self.blocks_R[end] > 1 else lanes
+            for end, lanes in ((exchange.a, a), (exchange.b, b))
+        )
         lanes = np.minimum(a[:, None], b[None, :])
         per_byte = np.where(np.isfinite(site.between_seconds_per_byte_GG), site.between_seconds_per_byte_GG, 0.0)
         link = exchange.messages * site.between_latency_seconds_GG + exchange.size_bytes / lanes * per_byte
