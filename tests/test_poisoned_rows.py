@@ -20,14 +20,15 @@ import pytest
 from dejavu.cluster import DeviceType, load_cluster
 from dejavu.cluster.this_machine import CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
 from dejavu.cost.collectives.transfer import fit
-from dejavu.cost.pass_overhead import pass_cost
+from dejavu.cost.pass_overhead import backward_parts, pass_cost
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
+from dejavu.cost.sources.predicted import _calibrating
 from dejavu.graphs.capture import capture
 from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
-from dejavu.profiles.measurement import measurements_of, table_of
+from dejavu.profiles.measurement import FIGURES, measurements_of, table_of
 from dejavu.profiles.plausible import implausible_rows
 from dejavu.workload import TrialSettings, Workload
 from tests.conftest import some
@@ -252,6 +253,44 @@ def test_what_nothing_can_have_measured_is_refused_when_it_is_written(poison: st
     with pytest.raises(ProfileError, match=rf"row 1 \(layer 'block' on {CORE}\): seconds is .*, expected "):
         database.append([LAYER, poisoned(slow, poison)])
     assert database.read().num_rows == 0
+
+
+def spoilt(rng: random.Random, content: dict[str, object]) -> str:
+    """Return an `extra` with one value that cannot be what it stands for, or something else in its place."""
+    if not content or rng.random() < 0.2:
+        return rng.choice(["[1, 2]", "3", "{", "[" * 100_000, '{"a":' * 100_000])
+    name = rng.choice([one for one in FIGURES if one in content] or ["flops"])
+    return json.dumps({**content, name: rng.choice([None, "many", -1, math.nan, math.inf, 10**400, [1], {"a": 1}])})
+
+
+@pytest.mark.parametrize("kind", HONEST)
+def test_a_row_whose_extra_cannot_be_true_is_named_and_not_read(kind: str, tmp_path: Path) -> None:
+    """Whatever stands in it; and it is refused when it is written. Most ended each read in a traceback."""
+    rng, honest = random.Random(8), HONEST[kind]()
+    for number in range(24):
+        victim = rng.randrange(len(honest))
+        row = honest[victim]
+        bad = replace(row, extra=spoilt(rng, json.loads(row.extra or "{}")))
+        database = by_hand(tmp_path / str(number), [*rng.sample(honest, min(20, len(honest))), bad])
+        told = [one.what for one in database.check()]
+        assert any(bad.name in one and "extra is" in one and "JSON object" in one for one in told), (bad.extra, told)
+        assert bad.extra not in {one.extra for one in database.latest()}
+        with pytest.raises(ProfileError, match="extra is"):
+            ProfileDatabase(tmp_path / "new").append([bad])
+
+
+def test_an_operator_that_is_no_kernel_and_a_layer_without_a_family_leave_prices_as_they_are(tmp_path: Path) -> None:
+    """Rows of somebody's own may have something else in `extra`: they ended a plan in a TypeError."""
+    core = replace(LAYER, device_type=CORE, dtype="float32", seconds=1e-3, seconds_low=None, seconds_high=None)
+    notes = ['{"note": "by hand"}', '{"family": "nothing"}', '{"family": ["matmul"]}', None]
+    odd = [replace(core, kind="operator", subject=f"own {k}", direction=None, extra=e) for k, e in enumerate(notes)]
+    odd += [replace(core, subject=f"layer {k}", extra=text) for k, text in enumerate(notes)]
+    database = ProfileDatabase(tmp_path / "db")
+    assert database.append([*odd, *shipped("operator")[:60]]) == len(odd) + 60
+    kernels, seconds = _calibrating(database, core_device())
+    assert len(kernels) == len(seconds) == 60
+    graph = capture(Workload(model_options={"num_blocks": 1, "width": 16, "num_heads": 2}, sequence_length=8))
+    assert backward_parts(database, graph, CORE).shape == (len(graph.layers), 2)
 
 
 def test_measuring_again_ends_the_finding(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def backward_parts(database: ProfileDatabase, graph: Graph, device_type: str) ->
     seconds: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in database.latest(kind="layer", device_type=device_type, dtype=graph.dtype, tensor_parallel=1):
         family = json.loads(row.extra or "{}").get("family")
-        if family and row.microbatch_size:
+        if isinstance(family, str) and row.microbatch_size:
             seconds[family][row.microbatch_size][str(row.direction)] = row.seconds
     return np.array([_parts(seconds.get(layer.family, {}), graph.microbatch_size) for layer in graph.layers])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -25,6 +26,12 @@ SAME_MEASUREMENT = (
 
 MOST_DISTURBED_SHARE = 0.5  # with more, the median itself is of a disturbed repeat
 
+# What a row's `extra` may say of its work: `profiles.plausible` and the cost sources compute with these.
+FIGURES = (
+    *("flops", "moved_bytes", "num_kernels", "num_messages", "sent_bytes"),  # of passes, stages and steps
+    *("batch", "m", "n", "k", "read_bytes", "written_bytes"),  # of a kernel
+)
+MOST_SHOWN = 200  # characters of a value that is rejected
 _SPREAD_SLACK = 1e-9  # relative; interpolated percentiles may pass the median by rounding
 
 
@@ -227,7 +234,9 @@ def broken_rows(table: pa.Table) -> dict[int, str]:
     def flag(column: str, good: Any, wanted: str) -> None:
         if pc.all(pc.fill_null(good, True)).as_py() is False:
             for row in np.flatnonzero(~np.array(pc.fill_null(good, True).to_pylist(), dtype=bool)):
-                found.setdefault(int(row), f"{column} is {table[column][int(row)].as_py()!r}, expected {wanted}")
+                value = repr(table[column][int(row)].as_py())
+                shown = value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}…"
+                found.setdefault(int(row), f"{column} is {shown}, expected {wanted}")
 
     def finite(column: str, least: Any, wanted: str) -> None:
         flag(column, pc.and_(pc.is_finite(table[column]), least(table[column], 0.0)), wanted)
@@ -254,14 +263,25 @@ def broken_rows(table: pa.Table) -> dict[int, str]:
     )
     flag("seconds_low", pc.less_equal(low, seconds), "no more than seconds")
     flag("seconds_high", pc.greater_equal(high, seconds), "no less than seconds")
-    wrong = [text for text in pc.unique(table["extra"]).to_pylist() if text is not None and not _is_json_object(text)]
-    if wrong:
-        flag("extra", pc.invert(pc.is_in(table["extra"], pa.array(wrong, pa.string()))), "a JSON object")
+    texts_of: dict[str, list[str]] = {}
+    for text in pc.unique(table["extra"]).to_pylist():
+        if text is not None and (wanted := _wanted_instead(text)):
+            texts_of.setdefault(wanted, []).append(text)
+    for wanted, texts in texts_of.items():
+        flag("extra", pc.invert(pc.is_in(table["extra"], pa.array(texts, pa.string()))), wanted)
     return found
 
 
-def _is_json_object(text: str) -> bool:
+def _wanted_instead(text: str) -> str | None:
+    """Say what is wanted of a row's `extra` that it is not; None: nothing."""
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return "a JSON object"
+    if not isinstance(content, dict):
+        return "a JSON object"
+    for name in FIGURES:
+        figure = content.get(name, 0)
+        if not isinstance(figure, int | float) or not 0 <= figure <= sys.float_info.max:
+            return f"a JSON object whose {name!r}, if it has one, is a finite number, 0 or more"
+    return None

@@ -112,10 +112,11 @@ def implausible_rows(table: pa.Table) -> dict[int, str]:
     of_hosts = kinds == "launch"
     low, high = np.where(of_hosts, LEAST_LAUNCH_SECONDS, 0.0), np.where(of_hosts, MOST_LAUNCH_SECONDS, np.inf)
     _flag(found, seconds, low, high, "hosts launch work at such a pace")
-    because = "of its arithmetic and traffic on this device"
-    _flag(found, seconds, *_kernel_bounds(table, kinds == "operator"), because)
+    because, readable = "of its arithmetic and traffic on this device", np.ones(len(seconds), dtype=bool)
+    readable[list(found)] = False  # of a broken row, what `extra` says of its work may be anything
+    _flag(found, seconds, *_kernel_bounds(table, readable & (kinds == "operator")), because)
     for kind in ("layer", "stage", "step"):
-        _flag(found, seconds, *_pass_bounds(table, kinds == kind), because)
+        _flag(found, seconds, *_pass_bounds(table, readable & (kinds == kind)), because)
     return found
 
 

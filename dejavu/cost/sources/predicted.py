@@ -317,10 +317,19 @@ def _latest(database: ProfileDatabase, device: DeviceType, subjects: list[str]) 
 
 
 def _calibrating(database: ProfileDatabase, device: DeviceType) -> tuple[list[Kernel], list[float]]:
-    """Return the kernels measured here on such a device; the shipped predictor was fitted to imported ones already."""
-    rows = database.latest(kind="operator", device_type=device.name, source="measured")
-    known = [(Kernel.from_json(row.extra), row.seconds) for row in rows if row.extra]
-    return [kernel for kernel, _ in known], [seconds for _, seconds in known]
+    """Return the kernels measured here on such a device; the shipped predictor was fitted to imported ones already.
+
+    A row whose `extra` names no kernel, as in somebody's own rows, can teach nothing.
+    """
+    kernels, seconds = [], []
+    for row in database.latest(kind="operator", device_type=device.name, source="measured"):
+        try:
+            kernel = Kernel.from_json(row.extra or "{}")
+        except (TypeError, ValueError):
+            continue
+        kernels.append(kernel)
+        seconds.append(row.seconds)
+    return kernels, seconds
 
 
 def _on_matrix_units(kernel: Kernel, device: DeviceType) -> bool:
