@@ -167,6 +167,24 @@ def test_shards_are_put_together(tmp_path: Path, served: tuple[Path, str]) -> No
         fetch(url, TOKEN, Taken(2, 2, 0), {"a"})
 
 
+@pytest.mark.parametrize("num_layers", [1, 40, 400])
+def test_however_many_shards_a_rank_has_another_host_reads_them_all(
+    num_layers: int, tmp_path: Path, served: tuple[Path, str]
+) -> None:
+    """Of some 700 tensors and more, a message's header with the shards' places was too long for Python's HTTP."""
+    (there, url), taken = served, Taken(0, 1, 0)
+    names = [f"{layer} café {k}" for k in range(num_layers) for layer in ("attention", "after")]
+    state = {f"optimizer.{name}.weight.{what}": torch.full((1, 2), k) for k, name in enumerate(names) for what in "mv"}
+    shards = {name: Shard((4, 2), (k % 4, 0)) for k, name in enumerate(state)}
+    write(taken.path(there), packed(state, shards))
+    for wanted in ([*names], names[::2], []):
+        found = fetch(url, TOKEN, taken, set(wanted))
+        here = read_layers(taken.path(there), set(wanted))
+        assert found[1] == here[1] == {name: shard for name, shard in shards.items() if name in found[0]}
+        assert found[0].keys() == here[0].keys() and len(found[0]) == 2 * len(wanted)
+        assert all(torch.equal(found[0][name], one) for name, one in here[0].items())
+
+
 def test_a_snapshot_is_of_its_step_though_training_goes_on(
     tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -74,7 +74,8 @@ def copied(state: Mapping[str, torch.Tensor]) -> tuple[State, dict[str, Shard]]:
 
 def packed(state: State, shards: Mapping[str, Shard]) -> bytes:
     """Return the content of a file."""
-    return save(state, metadata={SHARDS: shards_text(shards)})
+    told = {name: [shard.shape, shard.offset] for name, shard in shards.items()}
+    return save(state, metadata={SHARDS: json.dumps(told)})
 
 
 def begin(path: Path) -> Path:
@@ -116,20 +117,25 @@ def read_layers(path: Path, layers: Collection[str]) -> tuple[State, dict[str, S
     wanted = set(layers)
     try:
         with safe_open(path, framework="pt") as file:
-            shards = shards_of((file.metadata() or {}).get(SHARDS))
+            shards = _shards_of((file.metadata() or {}).get(SHARDS))
             state = {name: file.get_tensor(name) for name in file.keys() if belongs(name, wanted)}  # noqa: SIM118
     except SafetensorError as error:
         raise OSError(f"{path} is damaged: {error}") from error
     return state, {name: shard for name, shard in shards.items() if name in state}
 
 
-def shards_text(shards: Mapping[str, Shard]) -> str:
-    """Return the places of shards as text, for a file's metadata or a message's header."""
-    return json.dumps({name: [shard.shape, shard.offset] for name, shard in shards.items()})
+def unpacked(content: bytes) -> tuple[State, dict[str, Shard]]:
+    """Read what `packed` returned.
+
+    Raises:
+        SafetensorError: it is damaged.
+    """
+    state = load(content)  # so its header is sound: a length of 8 bytes, then JSON
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return state, _shards_of(header.get("__metadata__", {}).get(SHARDS))
 
 
-def shards_of(text: str | None) -> dict[str, Shard]:
-    """Read what `shards_text` wrote."""
+def _shards_of(text: str | None) -> dict[str, Shard]:
     told: dict[str, Any] = json.loads(text or "{}")
     return {name: Shard(tuple(shape), tuple(offset)) for name, (shape, offset) in told.items()}
 

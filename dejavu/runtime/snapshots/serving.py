@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from dejavu.runtime.snapshots.files import Shard, Taken, read_layers, shards_of, shards_text, write
+from dejavu.runtime.snapshots.files import Shard, Taken, packed, read_layers, unpacked, write
 from dejavu.runtime.state import State
 
-TOKEN, SHARDS_HEADER = "X-Dejavu-Token", "X-Dejavu-Shards"
+TOKEN = "X-Dejavu-Token"
 TIMEOUT_SECONDS = 60.0  # without a byte
 PROBE, PROBE_BYTES = "/probe", 2**20
 _PATH = re.compile(r"/(\d+)/(\d+)/(\d+)")  # attempt, step, rank
@@ -70,12 +69,11 @@ class _Handler(BaseHTTPRequestHandler):
             except OSError:  # it is not there, or damaged
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
-            self._send(save(state), shards_text(shards))
+            self._send(packed(state, shards))
 
-    def _send(self, content: bytes, shards: str = "") -> None:
+    def _send(self, content: bytes) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header(SHARDS_HEADER, shards)
         self.end_headers()
         self.wfile.write(content)
 
@@ -120,11 +118,11 @@ def fetch(base: str, token: str, taken: Taken, layers: Collection[str]) -> tuple
     """
     query = urllib.parse.urlencode([("layer", layer) for layer in sorted(layers)])
     asked = urllib.request.Request(f"{_url(base, taken)}?{query}", headers={TOKEN: token})
-    with _open(asked) as answer:
-        try:
-            return load(answer.read()), shards_of(answer.headers[SHARDS_HEADER])
-        except (http.client.HTTPException, SafetensorError) as error:  # it ended while it sent
-            raise OSError(f"the answer of {base} is damaged: {error}") from error
+    try:
+        with _open(asked) as answer:
+            return unpacked(answer.read())
+    except (http.client.HTTPException, SafetensorError) as error:  # it ended while it sent
+        raise OSError(f"the answer of {base} is damaged: {error}") from error
 
 
 def leave_copy(base: str, token: str, taken: Taken, content: bytes) -> None:
