@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +293,36 @@ def test_a_device_of_several_is_lost_and_the_others_keep_their_numbers() -> None
         costs = replace(tight, capacity_bytes_C=np.full(1, 4.5e6))
         small = replace(running, priced=replace(running.priced, problem=replace(running.priced.problem, costs=costs)))
         replan(small, binding, ClusterNow(running.cluster).after(lost), REMAINING)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_device_is_of_its_own_kind_whichever_are_slower_or_lost(seed: int) -> None:
+    """Of a node's devices 0 and 2 that are as slow, and 1 that is slower, plans took one for the other."""
+    rng = random.Random(seed)
+    running = running_on(rng.randint(1, 3), per_host=rng.randint(2, 4))
+    now = ClusterNow(running.cluster)
+    for device in running.cluster.devices():
+        if rng.random() < 0.6:
+            now = now.after(DeviceSlowed(device.host, device.index, rng.choice([1.5, 2.0, 3.0])))
+        if rng.random() < 0.1:
+            now = now.after(DeviceLost(device.host, device.index))
+        if rng.random() < 0.1:
+            now = now.after(LinkSlowed(device.host, 4.0))
+    if not now.hosts:
+        return
+    current, seats = problem_now(running, now), set()
+    for device in current.cluster.devices():
+        own, kind = current.origin[device.host, device.index], current.kinds[device.type_name]
+        assert own.type_name == device.type_name and current.devices[own.host, own.index] == own
+        assert kind.slowness == now.slowness.get((own.host, own.index), 1.0)
+        assert kind.link_slowness == now.link_slowness.get(own.host, 1.0)
+        seats.add((own.host, own.index))
+    assert seats == {(one.host, one.index) for one in running.cluster.devices()} - now.absent
+    binding = best_on(running, now).binding
+    for placed in binding.placements:
+        stage = binding.plan.stages[placed.pipeline_rank]
+        slow = now.slowness.get((placed.device.host, placed.device.index), 1.0)
+        assert (f"{slow:.2g} × as slow" in stage.configuration.device_type) == (slow != 1)
 
 
 def test_a_margin_is_a_share_or_per_cent() -> None:

@@ -177,7 +177,11 @@ def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
             name = group.name if whole else f"{group.name} ({host})"
             kinds |= {kind.name: kind for kind in of_device}
             links[name] = (group.name, link_slowness)
-            ordered = sorted(zip(of_device, left, strict=True), key=lambda both: both[0].name != both[0].type_name)
+            # A node's devices are numbered kind by kind: those of a kind have to follow one another.
+            names = sorted(
+                dict.fromkeys(kind.name for kind in of_device), key=lambda name: name != kinds[name].type_name
+            )
+            ordered = sorted(zip(of_device, left, strict=True), key=lambda both: names.index(both[0].name))
             node_index = _join(groups, name, host, [kind.name for kind, _ in ordered], group)
             for index, (kind, device) in enumerate(ordered):
                 own = replace(device, type_name=kind.name, group=name, node_index=node_index)
