@@ -40,7 +40,7 @@ def bad_rows(batch: Batch) -> dict[int, BadRow]:
         for row in np.flatnonzero(mask):
             if int(row) not in found:
                 bound = "" if bound_seconds is None else f" {bound_seconds[row] / batch.time_seconds:g}"
-                time = f"{batch.time_name} is {seconds[row] / batch.time_seconds:g}"
+                time = f"{batch.time_name} is {float(seconds[row]) / batch.time_seconds:g}"
                 found[int(row)] = _bad(batch, int(row), f"{time}; wanted {wanted}{bound}")
 
     flag(~(np.isfinite(seconds) & (seconds > 0)), "a finite time above 0")

@@ -13,6 +13,8 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import nearest
 from dejavu.importers._base import BATCH_ROWS
 
+DAMAGED = (pa.ArrowException, OSError, ValueError)  # that pyarrow raises; the last for names that are no text
+
 
 def files_of(path: Path, patterns: Sequence[str], wanted: str) -> list[Path]:
     """List the file, or those of a folder whose names match, in the order of their names.
@@ -41,7 +43,7 @@ def parquet_columns(path: Path, wanted: str) -> list[str]:
     """
     try:
         return list(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGED as error:
         raise InputError(f"{path} is no whole Parquet file ({error}); wanted {wanted}") from error
 
 
@@ -68,9 +70,10 @@ def parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd
     try:
         with pq.ParquetFile(path) as file:
             for piece in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
-                yield start, piece.to_pandas()
+                piece.validate(full=True)  # text may be damaged, which only who reads it would find
+                yield start, piece.replace_schema_metadata(None).to_pandas()  # and what pandas noted of its columns
                 start += piece.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGED as error:
         raise InputError(f"{path}: the rows from {start} on cannot be read: {error}") from error
 
 
@@ -98,5 +101,5 @@ def num_rows(files: Sequence[Path]) -> int | None:
     """Count the rows of Parquet files from their footers; None where one is no Parquet file."""
     try:
         return sum(int(pq.read_metadata(file).num_rows) for file in files)
-    except (pa.ArrowException, OSError):
+    except DAMAGED:
         return None
