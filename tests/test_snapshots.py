@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +38,7 @@ from dejavu.runtime.snapshots.serving import fetch, leave_copy
 from dejavu.runtime.state import CheckpointError, State, gather_state
 from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.training_settings import ReplanSettings
+from tests.waiting import PATIENCE_SECONDS
 
 TOKEN = "known"
 
@@ -210,6 +214,57 @@ def test_a_snapshot_is_of_its_step_though_training_goes_on(
             found, _ = read_layers(Taken(0, step, 3).path(folder), {"norm"})
             assert set(found) == set(states[step])
             assert all(torch.equal(found[name], one) for name, one in states[step].items())
+
+
+NO_ROOM = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from torch import nn
+from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.snapshots import Memory, SnapshotKeeper, inventory
+from dejavu.workload import OptimizerSettings
+
+folder, url, token = sys.argv[1:]
+module = nn.Sequential()
+module.add_module("layer", nn.Linear(100, 100))
+optimizer = make_optimizer(OptimizerSettings(), module.parameters())
+memory, told, kept = Memory(folder, "here", {"there": url}, token, 2, {1: "there"}), [], []
+limit = resource.RLIM_INFINITY
+with SnapshotKeeper(memory, 0, 1, [module], optimizer, told.append) as keeper:
+    for step in range(1, 13):
+        module(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+        keeper.take(step)
+        if step in (4, 8):  # what is under way is complete at the next that is due: there is no room for 6 and 8
+            keeper._join()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if step == 4 else limit, limit))
+print(json.dumps([told, [one.step for one in inventory(Path(folder))], [p.name for p in Path(folder).rglob(".*")]]))
+"""
+
+
+def test_a_memory_without_room_is_said_once_and_the_training_goes_on(tmp_path: Path, served: tuple[Path, str]) -> None:
+    """It ended the rank in an OSError, and did so again after every restart."""
+    there, url = served
+    here = tmp_path / "here"
+    words = [sys.executable, "-c", NO_ROOM, str(here), url, TOKEN]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    (said,), steps, partial = json.loads(done.stdout)
+    assert re.match(rf"rank 1 on here could not write its snapshot of [\d,]+ bytes after step 6 to {here} with", said)
+    assert "File too large. The training goes on" in said and "snapshot_every: 0" in said
+    assert steps == [4, 10, 12] and not partial
+    assert [one.step for one in inventory(there)] == [8, 10, 12]  # the neighbour has room
+
+
+def test_a_neighbour_without_room_keeps_no_copy_and_says_so(tmp_path: Path, served: tuple[Path, str]) -> None:
+    there, url = served
+    there.mkdir()
+    (there / "attempt-0").touch()  # no folder can be made in its place
+    with pytest.raises(OSError, match="507"):
+        leave_copy(url, TOKEN, Taken(0, 1, 0), packed(state_of("a"), {}))
+    leave_copy(url, TOKEN, Taken(1, 1, 0), packed(state_of("a"), {}))
+    assert inventory(there) == [Taken(1, 1, 0)]
 
 
 def test_the_memory_of_killed_agents_is_freed_and_that_of_others_is_not(

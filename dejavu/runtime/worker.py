@@ -106,7 +106,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     first = job.first_step if resumed is None else resumed
     keeper = None
     if memory is not None and memory.every_steps:
-        keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer)
+        keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer, partial(_warn, job))
     pace = Pace(attempt_number(), rank) if PACE in os.environ else None
     clock, is_cpu = pipeline.clock, device.type == "cpu"
     gradients = GradientWatch(

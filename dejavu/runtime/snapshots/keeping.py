@@ -2,12 +2,14 @@
 
 At most one is being written, and the next begins when that is complete. A rank is at most one step ahead of another,
 because each step goes through all of them: so while one still writes step n, none has done more than step n + 1, and of
-the last three that every rank keeps at least one is complete everywhere.
+the last three that every rank keeps at least one is complete everywhere. Where there is no room for one, that is said,
+and the training goes on without it: a change then goes back further, at worst to the last checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,15 +35,23 @@ class SnapshotKeeper:
 
     Args:
         modules: the rank's stages.
+        warn: told once that a snapshot could not be written, and why.
     """
 
     def __init__(
-        self, memory: Memory, attempt: int, rank: int, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer
+        self,
+        memory: Memory,
+        attempt: int,
+        rank: int,
+        modules: Iterable[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        warn: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._memory, self._attempt, self._rank = memory, attempt, rank
         self._modules, self._optimizer = list(modules), optimizer
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._writing: Future[None] | None = None
+        self._warn, self._has_warned = warn, False
         self._copied = Event()
         self._copied.set()
         # Weights and moments change in the optimizer's step only, so they may be copied until then.
@@ -52,15 +62,16 @@ class SnapshotKeeper:
 
         Args:
             step: how many steps have been trained.
-
-        Raises:
-            OSError: the one before could not be written.
         """
         if not is_due(step, self._memory.every_steps):
             return
         self._join()
         taken = Taken(self._attempt, step, self._rank)
-        begin(taken.path(Path(self._memory.folder)))
+        try:
+            begin(taken.path(Path(self._memory.folder)))
+        except OSError as error:
+            self._say(taken, error)
+            return
         state: State = {}
         for module in self._modules:
             changing = {f"model.{name}" for name, _ in module.named_buffers()}  # in the next forward pass
@@ -75,11 +86,27 @@ class SnapshotKeeper:
         finally:
             self._copied.set()
         content = packed(own, shards)
-        write(taken.path(Path(self._memory.folder)), content)
+        try:
+            write(taken.path(Path(self._memory.folder)), content)
+        except OSError as error:
+            self._say(taken, error, len(content))
         host = self._memory.copies.get(self._rank)
         if host is not None:
             with suppress(OSError):  # that host is lost, which is not for this one to say
                 leave_copy(self._memory.urls[host], self._memory.token, taken, content)
+
+    def _say(self, taken: Taken, error: OSError, size_bytes: int | None = None) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        folder = Path(self._memory.folder)
+        room = f" with {shutil.disk_usage(folder).free:,} bytes free" if folder.is_dir() else ""
+        wanted = "" if size_bytes is None else f" of {size_bytes:,} bytes"
+        self._warn(
+            f"rank {self._rank} on {self._memory.host} could not write its snapshot{wanted} after step {taken.step} to "
+            f"{folder}{room}: {error.strerror or error}. The training goes on, and a change of its cluster goes back "
+            "further, at worst to the last checkpoint; wanted more room there, or `replan: {snapshot_every: 0}`"
+        )
 
     def _join(self) -> None:
         if self._writing is not None:

@@ -85,7 +85,11 @@ class _Handler(BaseHTTPRequestHandler):
             if len(content) < wanted:
                 self.close_connection = True
                 return
-            write(path, content)
+            try:
+                write(path, content)
+            except OSError as error:  # no room, which its sender can do without
+                self.send_error(HTTPStatus.INSUFFICIENT_STORAGE, error.strerror)
+                return
             self.send_response(HTTPStatus.NO_CONTENT)
             self.end_headers()
 
