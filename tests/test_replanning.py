@@ -268,6 +268,45 @@ def test_a_host_whose_devices_were_given_up_has_not_come_while_its_agent_lives(t
     assert f"host {other} has come" in looked() and set(training.now.hosts) == {used, other}
 
 
+@pytest.mark.parametrize("slow", ["h0", "h1", "h2", "h3"])
+def test_a_slower_link_is_seen_of_a_host_that_has_come_as_of_the_others(slow: str, tmp_path: Path) -> None:
+    """What is usual was tried at the start alone, among the hosts of the first plan: of others nothing was known."""
+    running = running_on(4)
+    hosts = [f"h{k}" for k in range(4)]
+    now = ClusterNow(running.cluster).after(*map(HostLost, hosts[2:]))
+    binding, agents = best_on(running, now).binding, StandingAgents(*hosts[:2])
+    seconds = dict.fromkeys(hosts, 0.01)  # of a message from or to each
+
+    def try_links() -> dict[str, dict[str, float]]:
+        living = sorted(agents.living)
+        return {a: {b: max(seconds[a], seconds[b]) for b in living if b != a} for a in living}
+
+    agents.pace, agents.try_links = lambda attempt, ranks: {}, try_links  # type: ignore[attr-defined]
+    job = TrainingJob(Workload(num_steps=9), binding, Draw(), None, 0, 9, str(tmp_path))
+    training = ChangingTraining(job, running, agents, now)  # type: ignore[arg-type]
+    training._usual_links = try_links()
+    watching = SimpleNamespace(suspects_links=False, see=lambda paced: None, changes=lambda now: [])
+    training._watching = watching  # type: ignore[assignment]
+
+    def look() -> None:
+        training._watched = training._settled = 0.0
+        training._tried_at = -1e9
+        training._wanted()
+
+    look()
+    for late in hosts[2:]:
+        agents.names = agents.living = agents.living | {late}
+        look()
+    assert set(training.now.hosts) == set(hosts) and not training.now.link_slowness
+    watching.suspects_links = True
+    seconds[slow] *= 10
+    look()
+    assert training.now.link_slowness == {slow: 10.0}
+    seconds[slow] /= 10
+    look()
+    assert not training.now.link_slowness
+
+
 def test_a_host_that_comes_is_used_where_it_pays() -> None:
     running = running_on(3)
     now = ClusterNow(running.cluster).after(HostLost("h2"))

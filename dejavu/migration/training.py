@@ -26,7 +26,7 @@ from dejavu.runtime.process.failures import LaunchError, RankError, failures_pat
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
 from dejavu.runtime.snapshots import Start, is_due
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
-from dejavu.watching.links import Tried
+from dejavu.watching.links import Tried, fastest
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02
@@ -199,8 +199,11 @@ class ChangingTraining:
             changes += [] if self._improving is not None else self._watching.changes(self.now)
             changes += self._link_changes()
         self._forget_lost_spares()
-        come = self.hosts.ready() - set(self.now.hosts) - self._given_up
-        changes += [HostAdded(host) for host in come if self.now.seats_of(host)]
+        ready = self.hosts.ready() - set(self.now.hosts) - self._given_up
+        come = [HostAdded(host) for host in sorted(ready) if self.now.seats_of(host)]
+        if come and self.watches:  # what is usual of their links is learnt now, too
+            self._usual_links = fastest(self._usual_links, self.hosts.try_links())
+        changes += come
         if not changes:
             return self._improved()
         self.now = self.now.after(*changes)
