@@ -101,6 +101,31 @@ def test_the_best_checkpoint_goes_along_and_stays(best: int, store: Any, job: Tr
     assert copied == {checkpoint_step(path) for path in complete_checkpoints(there.checkpoints)} == {9, 12, best}
 
 
+@pytest.mark.parametrize("name", ["lab [a100]", "a*b", "a?b", "a{b,c}", "my runs", "grüße's"])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_place_may_have_any_name_and_no_other_place_is_touched(
+    kind: str, name: str, store: Any, job: TrainingJob, tmp_path: Path
+) -> None:
+    """To fsspec's `rm` a bracket or a star is a pattern: nothing was deleted in the one, and in others the other's."""
+    place = f"memory://bucket/{name}" if kind == "memory" else f"file://{tmp_path}/{name}"
+    other = place.replace("*", "x").replace("?", "y").replace("[a100]", "a").replace("{b,c}", "b")
+    check_copies(place)
+    save(job, 3, 6)
+    for url in {place, other}:
+        copy_training(job, f"{url}/run1")
+    for step in (9, 12):
+        save(job, step)
+        copy_training(job, f"{place}/run1")
+
+    def steps(url: str) -> list[int]:
+        files, root = fsspec.core.url_to_fs(f"{url}/run1/checkpoints")
+        return sorted(int(one.rpartition("-")[2]) for one in files.ls(root, detail=False))
+
+    assert steps(place) == [9, 12] and (other == place or steps(other) == [3, 6])
+    found = fetch(f"{place}/run1", tmp_path / "there")
+    assert [checkpoint_step(path) for path in complete_checkpoints(found / "checkpoints")] == [12]
+
+
 @pytest.mark.parametrize("there", ["step-00000006", "step-00000006.partial"])
 @pytest.mark.parametrize("holds", [None, "__0_0.distcp", ".metadata"])
 def test_what_an_earlier_fetch_or_a_killed_rank_left_is_in_nobody_s_way(

@@ -153,9 +153,16 @@ def copy_training(job: TrainingJob, url: str) -> None:
             files.put_file(str(Path(job.folder) / name), f"{root}/{name}")
     kept = {path.name for path in complete_checkpoints(job.checkpoints)}
     for name in _steps(files, f"{root}/checkpoints") - kept:  # also of those that were deleted while they were copied
-        if files.exists(marker := f"{root}/checkpoints/{name}/{MARKER}"):
-            files.rm_file(marker)
-        files.rm(f"{root}/checkpoints/{name}", recursive=True)
+        _delete(files, f"{root}/checkpoints/{name}")
+
+
+def _delete(files: Any, copied: str) -> None:
+    """Delete a copy, its marker first, file by file: fsspec's `rm` takes brackets and stars in a path for patterns."""
+    for name in sorted(_names(files, copied), key=lambda name: name != MARKER):
+        files.rm_file(f"{copied}/{name}")
+    files.invalidate_cache()
+    if files.exists(copied):  # in an object store it was no more than what was in it
+        files.rmdir(copied)
 
 
 def _copy(checkpoint: Path, files: Any, target: str) -> None:
