@@ -199,14 +199,30 @@ def test_every_device_of_a_cluster_says_its_kind(path: Path) -> None:
         assert is_gpu(device) == (device.kind != "cpu")
 
 
-@pytest.mark.parametrize("name", ["run", "my run", "it's", 'a "b" c', "ü n", "a#b"])
+@pytest.mark.parametrize("name", ["run", "my run", "it's", 'a "b" c', "ü n", "a#b", "50%job", "%%", "100%"])
 def test_sbatch_reads_each_option_as_one_word(name: str, tmp_path: Path) -> None:
     """It splits its lines as a shell does."""
     job = replace(job_on(tmp_path), folder=str(tmp_path / name))
     lines = [line for line in sbatch_script(job, Places(ROOT), Slurm()).splitlines() if line.startswith("#SBATCH ")]
     read = [shlex.split(line.removeprefix("#SBATCH "), comments=True) for line in lines]
     assert all(len(words) == 1 for words in read)
-    assert [f"--output={tmp_path / name}/slurm-%j.log"] in read
+    (output,) = (words[0] for words in read if words[0].startswith("--output="))
+    filled = re.sub("%(.)", lambda found: {"%": "%", "j": "17"}[found[1]], output)  # as sbatch does
+    assert filled == f"--output={tmp_path / name}/slurm-17.log"
+
+
+@pytest.mark.parametrize("port", [1, 29400, 64536, 64537, 65535])
+def test_every_job_of_slurm_meets_at_a_port(port: int, tmp_path: Path) -> None:
+    job = job_on(tmp_path)
+    if port > 64536:
+        with pytest.raises(InputError, match=rf"--port {port}: .* adds up to 999 to it; wanted 64536 or less"):
+            sbatch_script(job, Places(ROOT, port=port), Slurm())
+        return
+    (line,) = re.findall(r"\$\(\(.*SLURM_JOB_ID % .*\)\)", sbatch_script(job, Places(ROOT, port=port), Slurm()))
+    for number in (0, 999, 1000, 123456):
+        words = ["bash", "-c", f"SLURM_JOB_ID={number}; echo {line}"]
+        found = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+        assert port <= found <= 65535
 
 
 @pytest.mark.parametrize("name", ["run", "my run", "it's", "a;b", "$HOME"])

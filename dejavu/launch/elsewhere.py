@@ -27,7 +27,8 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process import rank_settings
 from dejavu.runtime.process.own_rank import HOST, ranks_on
 
-PORT = 29400
+PORT, PORTS = 29400, 1000  # a job of SLURM adds a number below the second, so that two on a node do not meet
+MOST_PORT = 65535 - (PORTS - 1)
 WARNED_SECONDS = 120  # before a time limit, in which SLURM tells the script, and that ends its ranks
 ATTEMPTS = 3  # of all ranks in one allocation
 
@@ -119,8 +120,12 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
 
     Raises:
         InputError: nodes of several kinds are only counted in the cluster file: SLURM would not know which to give; or
-            some devices are GPUs and others are not; or an option of sbatch is none.
+            some devices are GPUs and others are not; or an option of sbatch is none; or the port is too high.
     """
+    if places.port > MOST_PORT:
+        raise InputError(
+            f"--port {places.port}: a job of SLURM adds up to {PORTS - 1} to it; wanted {MOST_PORT} or less"
+        )
     if words := [option for option in slurm.options if not re.match(r"--?[A-Za-z]", option)]:
         raise InputError(f"--sbatch {words[0]}: found no option of sbatch; wanted such as --sbatch=--partition=gpu")
     hosts = hosts_of(job)
@@ -145,7 +150,8 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
         "--requeue",
         "--open-mode=append",
         f"--signal=B:USR1@{WARNED_SECONDS}",
-        f"--output={shlex.quote(str(folder))}/slurm-%j.log",  # sbatch reads quotes as a shell does
+        # sbatch reads quotes as a shell does, and % as the beginning of a number of its own.
+        f"--output={shlex.quote(str(folder).replace('%', '%%'))}/slurm-%j.log",
         *slurm.options,
     ]
     settings = {k: v for k, v in several_hosts_settings("", places.interface).items() if k != HOST}
@@ -160,6 +166,7 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
         "SETTINGS": "\n".join(f"export {shlex.quote(f'{name}={value}')}" for name, value in settings.items()),
         "TORCHRUN": shlex.join(places.command),
         "PORT": str(places.port),
+        "PORTS": str(PORTS),
         "JOIN": f"{JOIN_SECONDS:g}",
         "NODES": str(len(hosts)),
         "ATTEMPTS": str(ATTEMPTS),
@@ -226,7 +233,7 @@ ON_A_NODE
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export DEJAVU_FOLDER=$folder
-export DEJAVU_RENDEZVOUS="$first:$(( @PORT@ + SLURM_JOB_ID % 1000 ))"
+export DEJAVU_RENDEZVOUS="$first:$(( @PORT@ + SLURM_JOB_ID % @PORTS@ ))"
 
 ended=""  # by a signal: which
 ranks_pid=""
