@@ -362,6 +362,18 @@ def test_a_decision_says_figures_that_bear_it_out() -> None:
             assert figures[0] < figures[1] == pytest.approx(100 * margin, abs=0.051)
 
 
+@pytest.mark.parametrize("action", ["notify", "plan", "migrate"])
+@pytest.mark.parametrize("margin", [0.0, 1e-9, 0.03])
+@pytest.mark.parametrize("seconds", [1e-4, 0.3, 7.0])
+def test_no_gain_is_worth_no_change(action: str, margin: float, seconds: float) -> None:
+    """As while it trains. With a margin of 0 the same plan was a new one, 0.0% under itself, after every change."""
+    for is_running in (False, True):
+        decided, why = decide(action, seconds, seconds, margin, is_running=is_running)
+        assert decided == Decided.KEPT and why.endswith(", as long as the plan's that is there") and "%" not in why
+        better, _ = decide(action, seconds, seconds * (1 - margin - 1e-6), margin, is_running=is_running)
+        assert better != Decided.KEPT
+
+
 def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, TWO)
     plan = Plan.from_dict(

@@ -67,6 +67,8 @@ def decide(
         gain = 1 - new_step_seconds / old_step_seconds
         if gain < 0:
             return Decided.KEPT, f"{step}, {told_apart(-gain, 0.0, _percent)[0]} over the plan that is there"
+        if gain == 0:  # mostly it is the same plan: no gain, whatever the margin
+            return Decided.KEPT, f"{step}, as long as the plan's that is there"
         if gain < margin:
             found, least = told_apart(gain, margin, _percent)
             return Decided.KEPT, f"{step}, {found} under the plan that is there: less than the margin of {least}"
