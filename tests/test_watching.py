@@ -433,6 +433,28 @@ def test_decisions_of_the_wrong_types_are_named(tmp_path: Path) -> None:
     assert [one.gain for one in Notes.decisions(tmp_path)] == [None]
 
 
+def test_a_question_is_the_same_however_its_cluster_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute, from the project's folder, or with dots: the watch said that there is no plan yet."""
+    project = tmp_path / "my project"
+    (project / "clusters").mkdir(parents=True)
+    monkeypatch.chdir(project)
+
+    def key(file: str, work: Path = project / ".dejavu") -> str:
+        return Notes(work, Workload(), file, "").key
+
+    ways = ("{}", "./{}", f"{project}/{{}}", "clusters/../{}")
+    inside = {file: {key(way.format(file)) for way in ways} for file in FILES}
+    outside = {key(way) for way in ("../other.yaml", str(tmp_path / "other.yaml"), "clusters/../../other.yaml")}
+    assert all(len(keys) == 1 for keys in (*inside.values(), outside))
+    assert len({*outside}.union(*inside.values())) == len(FILES) + 1
+    assert {key(FILES[0], Path(".dejavu")), key(FILES[0], tmp_path / "moved" / ".dejavu")} == inside[FILES[0]]
+
+
+FILES = ("cluster.yaml", "clusters/cluster.yaml", "clusters/grüße [a].yaml")
+
+
 def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:
     notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
     decisions = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -58,10 +59,14 @@ class Notes:
 
     Args:
         work: the project's `.dejavu`.
+        cluster_file: absolute, or relative to the project's folder; the same file, however it is written.
     """
 
     def __init__(self, work: Path, workload: Workload, cluster_file: str, dask: str) -> None:
-        content = [workload.model_dump(mode="json"), cluster_file, dask]
+        project = work.absolute().parent
+        file = Path(os.path.normpath(project / cluster_file))
+        told = file.relative_to(project) if file.is_relative_to(project) else file  # a project may be moved
+        content = [workload.model_dump(mode="json"), str(told), dask]
         self.key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         self._folder = work / "watch"
 
