@@ -216,6 +216,25 @@ def test_a_gain_that_did_not_come_is_believed_less_and_the_faster_plan_is_gone_b
     assert held_now(problem_now(*improvement.prices(wrong.now)), after.chosen.binding)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_plan_that_a_lost_host_ended_is_not_judged_by_the_next_one(seed: int) -> None:
+    """What came of its gain is unknown; the slower plan on fewer hosts counted as a gain that did not come."""
+    wrong = case(12, 3, seed)
+    binding, truth = first(wrong), problem_now(wrong.true, wrong.true_now)
+    improvement, rng = measured(wrong, binding, "search", 11), np.random.default_rng(0)
+    chosen = improvement.decide(wrong.now, Remaining(10_000)).chosen.binding
+    improvement.begin(chosen)
+    improvement.begin(chosen)  # after a rank that failed: the same plan
+    assert improvement._promised is not None and not improvement._kept
+    now = wrong.now.after(HostLost(chosen.placements[0].device.host))
+    running = best_on(wrong.planned, now).binding
+    improvement.begin(running)
+    for k in range(12):
+        improvement.see(reports(truth, running, k, k * 10 * true_step_seconds(truth, binding), rng), now)
+    improvement.decide(now, Remaining(10_000))
+    assert improvement._kept == []
+
+
 def test_simulated_trainings_are_faster_with_either_and_looks_become_rare() -> None:
     wrong = case(12, 2, 3, spread=0.5, slowness=2.0)
     found = {way: train(wrong, first(wrong), way, 0) for way in (ONCE, SEARCH, JOINT, NO_GRADIENT)}

@@ -74,11 +74,14 @@ class Improvement:
         self._seen: dict[int, Paced] = {}
         self._reports, self._wait = 0, LOOK_REPORTS
         self._kept: list[float] = []  # of each change so far: how much of the gain that was predicted came true
-        self._promised: tuple[float, float] | None = None  # the last change's step before, and after as predicted
+        # Of the last change: the plan, the step before, and after as predicted.
+        self._promised: tuple[Binding, float, float] | None = None
         self.decided_seconds = 0.0
 
     def begin(self, binding: Binding) -> None:
         """Learn from another attempt, under this binding; A starts from it."""
+        if self._promised is not None and not _alike(self._promised[0], binding):
+            self._promised = None  # its host was lost before the first look: what runs now promised nothing
         self._tried.append(_Tried(binding))
         self._variables, self._seen, self._reports, self._wait = None, {}, 0, LOOK_REPORTS
 
@@ -169,7 +172,7 @@ class Improvement:
         if decision.stays:
             self._wait = min(2 * self._wait, MOST_REPORTS)
         else:
-            self._promised = (stay.step_seconds, decision.chosen.step_seconds)
+            self._promised = (decision.chosen.binding, stay.step_seconds, decision.chosen.step_seconds)
         self.decided_seconds += time.thread_time() - began
         return replace(decision, reasons=(self._said(), *decision.reasons))
 
@@ -217,7 +220,7 @@ class Improvement:
     def _keep_account(self, tried: _Tried) -> None:
         """Take note, at the first look after a change, of how much of the predicted gain it kept."""
         if self._promised is not None and (after := tried.median_seconds) is not None:
-            before, predicted = self._promised
+            _, before, predicted = self._promised
             self._kept.append(min(max((before - after) / (before - predicted), 0.0), 1.0))
             self._promised = None
 
