@@ -465,6 +465,31 @@ def test_a_profile_without_a_point_says_why(tmp_path: Path, change: dict[str, An
     assert run(path)[2]["points"] == {"all_reduce": 6}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_another_order_give_the_same_figures(tmp_path: Path, seed: int) -> None:
+    """Intervals of one half of the groups are judged by the other half: the same halves."""
+    from benchmarks.cost.collectives import run
+
+    rng, path = np.random.default_rng(seed), tmp_path / "profile.parquet"
+    groups = ["((0, 1, 2, 3),)", "((0, 1), (2, 3))", "((0, 2), (1, 3))"]
+    meshes = [(1, 4, text) for text in groups] + [(2, 2, text) for text in groups]
+    frame = pd.concat(
+        [
+            alpa_points(8).assign(mesh_nodes=nodes, mesh_gpus_per_node=each, replica_groups=text, dtype=dtype)
+            for nodes, each, text in meshes
+            for dtype in ("f16", "f32")
+        ],
+        ignore_index=True,
+    )
+    frame["seconds"] *= np.exp(rng.normal(0.0, 0.3, len(frame)))
+    frame.to_parquet(path)
+    _, rows, summary = run(path)
+    assert {row["left out"] for row in rows} == {"one size", "one mesh"}
+    for _ in range(3):
+        frame.sample(frac=1, random_state=int(rng.integers(1000))).to_parquet(path)
+        assert run(path)[1:] == (rows, summary)
+
+
 @pytest.mark.parametrize("names", [["a", "b"], [1, 2], ["a", None], ["x", "y", "z"]], ids=str)
 def test_clusters_of_one_file_are_left_out_of_apart(tmp_path: Path, names: list[Any]) -> None:
     """Each is predicted as if it had a file of its own; in any order of the rows."""

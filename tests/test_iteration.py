@@ -242,6 +242,21 @@ def test_however_a_file_is_written_it_says_the_same(tmp_path: Path, seed: int) -
         table.read(path)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_another_order_give_the_same_figures(tmp_path: Path, seed: int) -> None:
+    """A tenth that is drawn to calibrate with is the same one."""
+    path, rng = write(tmp_path / "times.csv"), np.random.default_rng(seed)
+    head, row = path.read_text().splitlines()
+    sizes = [4, 8, 8, *(4 * int(size) for size in rng.integers(1, 40, 17))]
+    lines = [row.replace("4,", f"{size},", 1).replace("30.0", f"{rng.uniform(5, 80):.3f}") for size in sizes]
+    found = []
+    for order in (range(len(lines)), rng.permutation(len(lines))):
+        path.write_text("\n".join([head, *(lines[at] for at in order)]) + "\n")
+        found.append(table.run(path))
+    assert found[0][1][0]["rows"] == len(sizes) and any(row.get("seeds") for row in found[0][1])
+    assert found[1] == found[0]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"a,b\n1,2,3\n1,2,3,4,5\n", "é,1\n".encode("latin1")])
 def test_a_file_that_is_no_csv_is_told_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "times.csv"

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.cost import fp16
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
+from dejavu.cost.kernels import roofline_fit
 from dejavu.cost.kernels.calibration import (
     NUM_FACTORS,
     SUSTAINED_SECONDS,
@@ -261,6 +262,21 @@ def test_every_row_of_a_file_is_predicted_or_counted(tmp_path: Path, seed: int) 
         np.testing.assert_allclose(own, np.sort(wanted.samples[name].seconds_K))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_another_order_give_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A law is fitted to some rows that are drawn: the same ones."""
+    monkeypatch.setattr(roofline_fit, "MOST_KERNELS", 30)
+    frame = times_by_the_law({"a100": "A100-SXM4-80GB", "A40": "A40"}, seed)
+    frame["median_ms"] *= np.random.default_rng(seed).uniform(0.5, 2.0, len(frame))
+    frame.to_parquet(tmp_path / "compute.parquet")
+    frame.sample(frac=1, random_state=seed).to_parquet(tmp_path / "shuffled.parquet")
+    found, shuffled = (fp16.run(tmp_path / f"{name}.parquet")[1:] for name in ("compute", "shuffled"))
+    assert shuffled[0] == found[0]
+    assert shuffled[1] == found[1]
+
+
 def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     path = tmp_path / "compute.parquet"
     times_by_the_law({"a40": "A40"}, seed=7).to_parquet(path)
@@ -268,6 +284,12 @@ def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         fp16.run(path)
     times_by_the_law({"a40": "A40", "a41": "A40"}, seed=7).to_parquet(path)
     with pytest.raises(InputError, match="unknown device 'a41'"):
+        fp16.run(path)
+    times_by_the_law({"a40": "A40", "40": "A40"}, seed=7).to_parquet(path)  # a size of memory is no device
+    with pytest.raises(InputError, match="row 150, device: unknown device '40'"):
+        fp16.run(path)
+    times_by_the_law({"a40": "A40", "a100": "A100-SXM4-80GB"}, seed=7).assign(median_ms=0.0).to_parquet(path)
+    with pytest.raises(InputError, match=r"no device; wanted two .*; left out were .*\d+ rows \(no positive time"):
         fp16.run(path)
     times_by_the_law({"a40": "A40"}, seed=7).drop(columns="N").to_parquet(path)
     with pytest.raises(InputError, match="expected columns N"):

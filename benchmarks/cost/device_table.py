@@ -57,11 +57,11 @@ def meant(name: str) -> str | None:
 
 
 def candidates(name: str) -> list[str]:
-    """The devices of dejavu/devices.csv with all of the name's words, in its order; none where it has no words."""
+    """The devices of dejavu/devices.csv with all of the name's words, in its order; none where all are numbers."""
     asked, found = words(name), []
-    for row in catalogue_rows():
+    for row in catalogue_rows() if any(not word.isdigit() for word in asked) else ():
         known = words(row.device_type.name)
-        if asked and all(
+        if all(
             any(one == word or (one.isalpha() and word.rstrip("0123456789") == one) for word in known) for one in asked
         ):
             found.append(row.device_type.name)
@@ -98,7 +98,7 @@ def device_types(path: Path) -> dict[str, DeviceType | InputError]:
         InputError: it is none of the three forms.
     """
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
     except (ValueError, OSError) as error:
         raise InputError(f"{path} is no CSV file ({error}); wanted one row a device") from error
     name = next((column for column in _NAME if column in table.columns), None)

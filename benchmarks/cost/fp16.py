@@ -39,7 +39,7 @@ TUNED = {  # by predictor: what of it was fitted, and to what
     "roofline": "nothing",
     "one constant": "one figure, to the devices in train",
     OURS: "six figures, to the devices in train; tiles and operand paths are as published; what a "
-    "Hopper's board sustains is of an H100 and an H200 of ours",
+    "Hopper's board sustains is of an H100 and an H200 of ours, what others' do of a V100 (Alpa's products)",
 }
 ABSURD_FACTOR = 30.0  # a row that far from the shipped roofline is a fault of its measurement
 
@@ -123,6 +123,7 @@ def read(path: Path) -> Products:
     products, refused, no_products = _products(frame)
     names = products["device"].drop_duplicates()
     found = {name: device_name(name, f"{path}: row {row}, device") for row, name in names.items()}
+    products = products.sort_values(["M", "K", "N", "median_ms"])  # a law sees some of them: the same in any order
     samples = {}
     for name, rows in products.groupby(products["device"].map(found)):
         try:
@@ -131,7 +132,11 @@ def read(path: Path) -> Products:
             raise InputError(f"{path}: {error}") from error
         refused["absurd"] += absurd
     if len(samples) < 2:
-        raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
+        left_out = [f"{count:,} rows ({why})" for why, count in {**no_products, **refused}.items() if count]
+        raise InputError(
+            f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more"
+            + (f"; left out were {', '.join(left_out)}" if left_out else "")
+        )
     return Products(samples, refused, no_products, found)
 
 

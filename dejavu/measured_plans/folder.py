@@ -18,6 +18,7 @@ from dejavu.measured_plans.network import Bandwidth, Link, Network
 from dejavu.measured_plans.plans import BadPlan, MeasuredPlan, read_plans
 
 _LAYERS = ("device_type", "model", "layer", "tensor_parallel", "microbatch_size", "forward_s", "backward_s")
+_ZONES = ("from_zone", "to_zone")
 _NETWORK = ("scope", "from_device", "from_count", "to_device", "to_count", "c2", "c1", "c0")
 _WITHIN = "within a node"
 
@@ -46,12 +47,17 @@ def read_folder(folder: Path) -> MeasuredFolder:
     layers = LayerProfile.of(_layer_rows(folder / "layers.parquet", left_out))
     if not layers.rows:
         why = "; ".join(f"{count:,} of {reason}" for reason, count in left_out.items())
-        raise InputError(f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0; {why}")
+        raise InputError(
+            f"{folder / 'layers.parquet'} has no row with forward_s and backward_s above 0" + (why and f"; {why}")
+        )
     network = _network(folder / "network.parquet", left_out)
     return MeasuredFolder(tuple(read_plans(folder / "plans.jsonl")), layers, network, dict(left_out))
 
 
-def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
+def _rows(path: Path, wanted: tuple[str, ...], by: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The file's rows in one order, by these columns first: of rows that say the same thing twice the first counts."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; wanted Parquet with columns {', '.join(wanted)}")
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -60,7 +66,8 @@ def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
     if missing:
         raise InputError(f"{path}: wanted columns {', '.join(missing)}; found {', '.join(table.column_names)}")
     rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+    names = list(dict.fromkeys([*by, *wanted, *sorted(table.column_names)]))
+    return sorted(rows, key=lambda row: [str(row.get(name)) for name in names])
 
 
 def _layer_rows(path: Path, left_out: Counter[str]) -> list[tuple[str, str, int, int, int, LayerRow]]:
@@ -94,7 +101,7 @@ def _network(path: Path, left_out: Counter[str]) -> Network:
     between: dict[Link, Bandwidth] = {}
     within: dict[tuple[str, int], Bandwidth] = {}
     zoned: set[Link] = set()  # known from one zone, which counts before two
-    for row in _rows(path, _NETWORK):
+    for row in _rows(path, _NETWORK, _ZONES):
         curve = [_number(row, name) for name in ("c2", "c1", "c0")]
         if not row["from_device"] or not row["to_device"]:
             left_out[f"{path.name}: no from_device or no to_device"] += 1

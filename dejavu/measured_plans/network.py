@@ -69,7 +69,7 @@ class Network:
     """Bandwidths between nodes and inside them.
 
     Attributes:
-        between: by pair; of several zones the first of equal zones, as a plan does not say where it ran.
+        between: by pair; of several zones the first by name, one before two, as a plan does not say where it ran.
         within: (device type, number of devices) -> bandwidth of each device in a ring of so many.
     """
 
