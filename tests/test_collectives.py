@@ -16,6 +16,7 @@ import pytest
 
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup
 from dejavu.cost import CostError
+from dejavu.cost.collectives import curves
 from dejavu.cost.collectives.alpha_beta import (
     FAMILY,
     FITTED_LINKS,
@@ -472,7 +473,7 @@ def test_rows_in_another_order_give_the_same_figures(tmp_path: Path, seed: int) 
 
     rng, path = np.random.default_rng(seed), tmp_path / "profile.parquet"
     groups = ["((0, 1, 2, 3),)", "((0, 1), (2, 3))", "((0, 2), (1, 3))"]
-    meshes = [(1, 4, text) for text in groups] + [(2, 2, text) for text in groups]
+    meshes = [(nodes, 4 // nodes, text) for nodes in (1, 2, 4) for text in groups]
     frame = pd.concat(
         [
             alpa_points(8).assign(mesh_nodes=nodes, mesh_gpus_per_node=each, replica_groups=text, dtype=dtype)
@@ -488,6 +489,31 @@ def test_rows_in_another_order_give_the_same_figures(tmp_path: Path, seed: int) 
     for _ in range(3):
         frame.sample(frac=1, random_state=int(rng.integers(1000))).to_parquet(path)
         assert run(path)[1:] == (rows, summary)
+
+
+@pytest.mark.parametrize("crossing", [(), (2,), (4,), (2, 4)])
+def test_a_mesh_is_left_out_where_another_tells_what_crossing_nodes_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crossing: tuple[int, ...]
+) -> None:
+    """So that no figure is of the shipped coefficients, which may have been fitted to these very points."""
+    from benchmarks.cost.collectives import run
+
+    frames = [
+        alpa_points(8).assign(mesh_nodes=nodes, mesh_gpus_per_node=4 // nodes, replica_groups="((0, 1, 2, 3),)")
+        for nodes in (1, *crossing)
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    frame["seconds"] *= np.exp(np.random.default_rng(0).normal(0.0, 0.1, len(frame)))
+    frame.to_parquet(tmp_path / "profile.parquet")
+    _, rows, summary = run(tmp_path / "profile.parquet")
+    left_out = [row for row in rows if row["left out"] == "one mesh"]
+    assert bool(left_out) == (len(crossing) > 1) == bool(summary["leave_mesh_out_crossing_nodes"])
+    said = {"all_reduce": f"{crossing[0]} × {4 // crossing[0]}"} if len(crossing) == 1 else {}
+    assert summary["only_mesh_that_crosses_nodes"] == said
+    others = {name: replace(one, values=tuple(2 * value for value in one.values)) for name, one in shipped().items()}
+    monkeypatch.setattr(curves, "shipped", lambda: others)
+    for row, other in zip(left_out, run(tmp_path / "profile.parquet")[1][-len(left_out) :], strict=bool(left_out)):
+        assert other["median_percent"] == pytest.approx(row["median_percent"], rel=0.02)
 
 
 @pytest.mark.parametrize("names", [["a", "b"], [1, 2], ["a", None], ["x", "y", "z"]], ids=str)

@@ -5,9 +5,10 @@ share a card.
 
 Left out are (a) one size at a time, in all dtypes of one group, among sizes that lie inside the group's curve; the row
 `everywhere` leaves the size out of every group of the file instead; (b) one mesh at a time, groups that cross nodes
-scored. What is no measurement (nothing to send, failed, raised by Alpa to a smaller size's bandwidth) is neither used
-nor scored, and counted. Coefficients are fitted on what is left; where one size is left out they see all of it, eight
-numbers to a thousand points.
+scored, where two meshes or more have some: else what crossing takes would come from the shipped coefficients, which
+were fitted to Alpa's profile (`only_mesh_that_crosses_nodes`). What is no measurement (nothing to send, failed, raised
+by Alpa to a smaller size's bandwidth) is neither used nor scored, and counted. Coefficients are fitted on what is left;
+where one size is left out they see all of it, eight numbers to a thousand points.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Profile:
     def crosses_P(self) -> NDArray[np.bool_]:
         return np.array([layout.num_nodes > 1 for layout in self.points.layouts])
 
+    @property
+    def crossing_meshes(self) -> list[tuple[int, int]]:
+        """The meshes with points of groups that cross nodes."""
+        return [self.meshes[mesh] for mesh in np.unique(self.mesh_P[self.crosses_P])]
+
 
 def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     profiles, dropped = read(path)
@@ -82,6 +88,11 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         "leave_size_out": sizes_summary,
         "leave_mesh_out_crossing_nodes": mesh_summary,
         "in_90_percent_interval_percent": coverage,
+        "only_mesh_that_crosses_nodes": {
+            name: " × ".join(map(str, profile.crossing_meshes[0]))
+            for name, profile in profiles.items()
+            if len(profile.crossing_meshes) == 1
+        },
         "points": {name: len(profile.points) for name, profile in profiles.items()},
         "dropped_points": dict(dropped),
     }
@@ -233,14 +244,16 @@ def linear_regression(log_sizes: Floats, log_seconds: Floats, at: float) -> floa
 
 
 def leave_mesh_out(profile: Profile) -> list[dict[str, Any]]:
-    """Ours first; nothing where no other mesh is left."""
+    """Ours first; nothing where no other mesh is left whose groups cross nodes."""
+    if len(profile.crossing_meshes) < 2:
+        return []
     name = profile.name
     found: dict[str, list[Floats]] = {}
     distances: list[Floats] = []
     for mesh in range(len(profile.meshes)):
         held = np.flatnonzero((profile.mesh_P == mesh) & profile.crosses_P)
         kept = np.flatnonzero(profile.mesh_P != mesh)
-        if not len(held) or not len(kept):
+        if not len(held):
             continue
         train, test = profile.points.take(kept), profile.points.take(held)
         model = CollectiveModel.of(name, train, FITTED_LINKS)
