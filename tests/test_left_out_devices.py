@@ -76,6 +76,7 @@ def test_other_names_of_a_device_change_nothing(tmp_path: Path, seed: int) -> No
     assert again[0] == wanted[0]
     assert again[1] == wanted[1]
     assert all(one["models"] == 1 for one in again[1]["left_out"].values())
+    assert all(name in again[1]["tuned"] for name in ("V100", "T4", "L4", "H200"))
     assert len(again[1]["models_without_operators"]) == len(names)
     spelled = SPELLINGS[names[0]][0]
     with pytest.raises(InputError, match="is in --train and in --test"):
@@ -110,6 +111,21 @@ def test_every_row_of_kernels_and_models_is_used_or_counted(tmp_path: Path, seed
     assert sum(row.get("rows", 0) for row in table) + sum(summary["dropped_rows"].values()) == len(rows)
     whole = sum(row["table"] == "model" for row in table) + len(summary["models_without_operators"])
     assert whole + summary["dropped_models"]["no time above 0"] == (totals["kind"] == "total").sum()
+
+
+def test_a_file_without_a_kernel_is_refused(tmp_path: Path) -> None:
+    names = list(SPELLINGS)[:2]
+    rows = kernels(np.random.default_rng(0), names)
+    with pytest.raises(InputError, match="kernels of no device; wanted two devices or more"):
+        found(tmp_path, rows[:0], models(names))
+
+
+def test_blanks_after_commas_of_a_list_of_devices_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text(DEVICES)
+    wanted = device_types(path)
+    path.write_text(DEVICES.replace(",", ", ").replace("\n", "\r\n"), newline="")
+    assert device_types(path) == wanted
 
 
 @pytest.mark.parametrize("cell", ["none", "-3", "0", "inf"])

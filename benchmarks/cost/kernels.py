@@ -42,6 +42,12 @@ NEUSIGHT_LEARNED_FROM = (
     *("P4", "P100-PCIE-16GB", "V100-PCIE-32GB", "T4", "A100-PCIE-40GB", "A100-SXM4-40GB"),
     *("MI100", "MI210"),
 )
+# What was fitted to more than the devices that a table learns from (dejavu/cost/kernels, power.py and features.py).
+TUNED = (
+    "kernels' times to the devices learned from; before, whatever is left out: what a float32 operation takes of a "
+    "board's power at 12 nm to V100 and T4, set when L4's error had been seen, and by an H200 how often wide "
+    "multiprocessors issue; usual and most shares of the memory's peak to kernels of ten devices, these among them"
+)
 PUBLISHED = {"neusight": "pred_neusight_ms", "habitat": "pred_habitat_ms", "published_roofline": "pred_roofline_ms"}
 
 
@@ -69,7 +75,7 @@ def run(
         parts = programs(operators)
     except InputError as error:
         raise InputError(f"{models}: {error}") from error
-    said = {"dropped_rows": dropped, "dropped_models": dropped_models}
+    said = {"dropped_rows": dropped, "dropped_models": dropped_models, "tuned": TUNED}
     if not train and not test:
         types = {name: device_of(name, table, devices) for name in _present(rows["device"])}
         return _each_left_out(rows, totals, parts, types, said)
@@ -179,7 +185,9 @@ def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
         throttled |= (_words_are(rows["device"], device) & (split == part) & operations.isin(names)).to_numpy()
     unknown = sorted(set(operations) - set(SIZE_COLUMNS))
     problems = problems_of(rows)
-    no_kernel = np.array([problem is not None for problem in problems]) & operations.isin(SIZE_COLUMNS).to_numpy()
+    no_kernel = (
+        np.array([problem is not None for problem in problems], dtype=bool) & operations.isin(SIZE_COLUMNS).to_numpy()
+    )
     no_kernel &= np.isfinite(seconds)
     with np.errstate(invalid="ignore"):
         why = {
