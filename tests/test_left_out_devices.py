@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.cost.device_table import device_of, device_types, one_spelling
+import benchmarks.cost.kernels
+from benchmarks.cost.device_table import device_of, device_types, meant, one_spelling
 from benchmarks.cost.kernels import KERNEL_COLUMNS, MODEL_COLUMNS, run
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight import problems_of
@@ -118,6 +119,20 @@ def test_a_file_without_a_kernel_is_refused(tmp_path: Path) -> None:
     rows = kernels(np.random.default_rng(0), names)
     with pytest.raises(InputError, match="kernels of no device; wanted two devices or more"):
         found(tmp_path, rows[:0], models(names))
+
+
+@pytest.mark.parametrize("name", list(SPELLINGS))
+def test_a_short_name_in_the_list_of_devices_is_as_good(tmp_path: Path, name: str) -> None:
+    """The board's power, which only the catalogue knows, is found by whatever name means one device of it."""
+    path = tmp_path / "devices.csv"
+    path.write_text(DEVICES)
+    wanted = device_types(path)[name]
+    assert not isinstance(wanted, InputError) and wanted.board_watts
+    clear = [short for short in SPELLINGS[name] if meant(short) == wanted.name]
+    assert clear
+    for short in clear:
+        path.write_text(DEVICES.replace(name, short))
+        assert device_types(path)[short] == wanted
 
 
 def test_blanks_after_commas_of_a_list_of_devices_say_nothing(tmp_path: Path) -> None:

@@ -176,9 +176,10 @@ def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
     if bandwidth is None or "float32" not in peaks:
         raise InputError("lacks its float32 peak or its memory bandwidth")
     multiprocessors, cache = _number(row, _MULTIPROCESSORS), _number(row, _CACHE_MIB)
-    known = catalogue().get(catalogue_name(label) or label)
+    name = meant(label) or label
+    known = catalogue().get(name)
     return DeviceType(
-        name=catalogue_name(label) or label,
+        name=name,
         kind="rocm" if re.search(r"\bamd\b|^mi\d", f"{row.get('vendor', '')} {label}".strip().casefold()) else "cuda",
         peak_flops_per_second=peaks,
         memory_bytes=int((_number(row, _MEMORY_GIB) or 0) * GIB),
