@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import benchmarks.cost.kernels
 from benchmarks.cost.device_table import device_of, device_types, meant, one_spelling
 from benchmarks.cost.kernels import KERNEL_COLUMNS, MODEL_COLUMNS, run
 from dejavu.foundation.errors import InputError
