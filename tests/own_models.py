@@ -41,6 +41,27 @@ def with_shared_weight() -> nn.Sequential:
     )
 
 
+class EveryOtherStep(nn.Module):
+    """One of its matrices is used in the passes of every other step alone."""
+
+    def __init__(self, width: int, microbatches: int) -> None:
+        super().__init__()
+        self.always, self.at_times = nn.Linear(width, width), nn.Linear(width, width)
+        self.microbatches, self.passes = microbatches, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_used = self.passes // self.microbatches % 2 == 0
+        self.passes += self.training
+        found: torch.Tensor = self.always(x)
+        return found + self.at_times(x) if is_used else found
+
+
+def used_at_times(microbatches: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), EveryOtherStep(32, microbatches), nn.Tanh(), nn.Linear(32, 10)
+    )
+
+
 def weights_here_and_there() -> nn.Sequential:
     """Weights, buffers of a norm, and layers with nothing of their own."""
     return nn.Sequential(

@@ -68,6 +68,9 @@ TWO = [one, one]
 
 
 SHARED = DIGITS.model_copy(update={"model": "tests.own_models:with_shared_weight", "model_options": {}})
+AT_TIMES = DIGITS.model_copy(
+    update={"model": "tests.own_models:used_at_times", "model_options": {"microbatches": DIGITS.num_microbatches}}
+)
 DROPOUT = DIGITS.model_copy(update={"model": "tests.own_models:with_dropout", "model_options": {}})
 MIXED = GPT.model_copy(update={"mixed_precision": True})
 MASTERS = GPT.model_copy(
@@ -361,6 +364,9 @@ CASES |= {
         [one_device(2, zero_level=3, recompute=True), one_device(2, zero_level=3)],
     ),
     "master weights, split backward, ZeRO 1": (MASTERS, "zbv", (0, 2, 4, 6, 8), [one_device(2, zero_level=1), one]),
+    "weights of every other step, ZeRO 1": (AT_TIMES, "1f1b", (0, 2, 5), [one, one_device(2, zero_level=1)]),
+    "weights of every other step, ZeRO 3": (AT_TIMES, "1f1b", (0, 3, 5), [one_device(2, zero_level=3), one]),
+    "weights of every other step, 2 replicas": (AT_TIMES, "1f1b", (0, 3, 5), [one_device(2), one]),
     "master weights on host, ZeRO 1": (MASTERS, "1f1b", (0, 3, 8), [one_device(2, zero_level=1, offload=UPDATED), one]),
     "t5, cut inside its encoder and its decoder": (T5_GATED, "1f1b", (0, 2, 5, len(layers_of(T5_GATED))), [one] * 3),
     "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),

@@ -74,7 +74,7 @@ class Pipeline:
         self._replica_gradients: list[ReplicaGradients] = []
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device, slices=max(1, len(lengths))), list[ReplicatedStage]()
-        self.frees_gradients = self.configuration.shards_state
+        self.frees_gradients, self._used = self.configuration.shards_state, set[nn.Parameter]()
         holds_masters = self.frees_gradients and workload.optimizer.master_weights
         computes_in = DTYPES[workload.dtype] if holds_masters else None
         self._seats = world.seats(place)
@@ -220,10 +220,15 @@ class Pipeline:
         return loss
 
     def _complete_gradients(self) -> None:
-        """Give a master whose weight had no gradient zeros, as weights beside their masters have from the beginning."""
-        for module in self.modules.values():
-            for one in module.parameters() if module.computes_in is not None else ():
-                if one.requires_grad and one.grad is None:
+        """Give zeros to a weight without a gradient in this step, where gradients that are kept would be zeros.
+
+        They are of weights that had one before, and of all that have a master beside them.
+        """
+        for module in self.modules.values() if self.frees_gradients else ():
+            for one in filter(lambda one: one.requires_grad, module.parameters()):
+                if one.grad is not None:
+                    self._used.add(one)
+                elif one in self._used or module.computes_in is not None:
                     one.grad = torch.zeros_like(one)
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
