@@ -14,7 +14,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.plans import Offload, StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
-# Of replicas that share examples: level 0 sends as much as 1 and holds more, and 2 sends gradients in every microbatch,
+# Of replicas that share examples: level 0 sends as much as 1 and holds more of AdamW, and 2 sends gradients in every microbatch,
 # of which single examples need many.
 CONTEXT_PARALLEL_ZERO_LEVELS = (1, 3)
 OFFLOADS = (
