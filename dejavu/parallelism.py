@@ -14,8 +14,8 @@ from dejavu.foundation.errors import InputError
 from dejavu.plans import Offload, StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
-# Of replicas that share examples: level 0 sends as much as 1 and holds more of AdamW, and 2 sends gradients in every microbatch,
-# of which single examples need many.
+# Of replicas that share examples: level 0 sends as much as 1 and holds more of AdamW, and 2 sends gradients in every
+# microbatch, of which single examples need many.
 CONTEXT_PARALLEL_ZERO_LEVELS = (1, 3)
 OFFLOADS = (
     *(Offload(), Offload("host"), Offload(None, "host"), Offload("host", "host")),
