@@ -11,7 +11,7 @@ P = numbers of a replica's gradient on one device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +26,18 @@ def add_up(module: nn.Module) -> None:
 
     FSDP does so itself after whole passes.
     """
+    for _, group in _groups_of(module) if isinstance(module, FSDPModule) else ():
+        for one in group.fsdp_params:
+            one.accumulate_unsharded_grad_if_needed()
+            one.to_accumulated_grad_if_needed()
+
+
+def _groups_of(module: nn.Module) -> Iterator[tuple[FSDPModule, Any]]:
+    """Yield FSDP's groups of weights, each with its layer."""
     for layer in module.modules():
-        for group in layer._get_fsdp_state()._fsdp_param_groups if isinstance(layer, FSDPModule) else ():
-            for one in group.fsdp_params:
-                one.accumulate_unsharded_grad_if_needed()
-                one.to_accumulated_grad_if_needed()
+        if isinstance(layer, FSDPModule):
+            for group in layer._get_fsdp_state()._fsdp_param_groups:
+                yield layer, group
 
 
 class Place(NamedTuple):
@@ -62,14 +69,11 @@ class ShardedGradients:
         self._own_S: torch.Tensor | None = None  # what is computed alone, while it is
         self._groups: list[tuple[int, list[Any]]] = []  # FSDP's of weights, with their first columns
         self.width = 0
-        for layer in module.modules():
-            if not isinstance(layer, FSDPModule):
-                continue
-            for group_of_layer in layer._get_fsdp_state()._fsdp_param_groups:
-                weights = [one for one in group_of_layer.fsdp_params if one.sharded_param.requires_grad]
-                self._groups.append((self.width, weights))
-                layer.set_custom_reduce_scatter(_Receiver(self, self.width))
-                self.width += sum(one.padded_sharded_param_size.numel() for one in weights)
+        for layer, group_of_layer in _groups_of(module):
+            weights = [one for one in group_of_layer.fsdp_params if one.sharded_param.requires_grad]
+            self._groups.append((self.width, weights))
+            layer.set_custom_reduce_scatter(_Receiver(self, self.width))
+            self.width += sum(one.padded_sharded_param_size.numel() for one in weights)
 
     def places(self) -> list[Place]:
         """Return the weights that have gradients, in the order of their columns, after FSDP has passed them on."""
