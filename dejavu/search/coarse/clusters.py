@@ -17,6 +17,7 @@ from dejavu.search.shared.stage_table import StageTable
 Ints = NDArray[np.int64]
 
 _LEAST_SECONDS = 1e-12  # of a layer, where the least plan takes about 1: free layers are spread over clusters too
+FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of a few, for prices to begin with
 _HALVINGS = 12  # of the range of bottlenecks: to a four-thousandth
 
 
@@ -41,6 +42,11 @@ def boundaries(problem: Problem, num_clusters: int) -> Ints:
             distance = np.abs(work_L1[near] - wanted[k])
             found.append(int(near[np.lexsort((distance, problem.cut_bytes_L1[near]))[0]]))
     return np.unique([*found, L])
+
+
+def num_few(problem: Problem) -> int:
+    """How many clusters are few: prices begin with them, and whether any plan fits is asked over them."""
+    return max(FEWEST_CUTS, problem.num_layers // _LAYERS_EACH)
 
 
 def clustered(problem: Problem, cuts: Ints) -> Problem:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.busiest import least_bottleneck_seconds
-from dejavu.search.coarse.clusters import boundaries
+from dejavu.search.coarse.clusters import FEWEST_CUTS, boundaries, num_few
 from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.levels.stops import FittingStops
@@ -32,7 +32,6 @@ _MOST_STEPS = 8e8  # of one evaluation with stages in the state; with more no ra
 _MORE_STAGES = 1.25  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
 _FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
-_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 # Of the best plan's bottleneck: the ranges next to it are looked at first.
@@ -125,7 +124,7 @@ class WindowedBound:
         if self._cuts is None:
             return [Leveled(relaxed)]
         looks = [Leveled(relaxed.at_cuts(self._cuts))]
-        if self.num_cuts > 2 * _FEWEST_CUTS:
+        if self.num_cuts > 2 * FEWEST_CUTS:
             looks.insert(0, Leveled(relaxed.at_cuts(np.union1d(self._cuts[::_FEWER], self._cuts[-1:]))))
         return looks
 
@@ -453,5 +452,5 @@ def _is_as_before(known: Kept, before: Kept) -> bool:
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:
     """Few cuts for prices to begin with; None: there are few."""
-    few = max(_FEWEST_CUTS, problem.num_layers // _LAYERS_EACH)
+    few = num_few(problem)
     return boundaries(problem, few) if 2 * few < problem.num_layers else None

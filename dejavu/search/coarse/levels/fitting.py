@@ -13,11 +13,10 @@ import numpy as np
 
 from dejavu.plans import Plan, Problem, is_valid
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.clusters import boundaries
+from dejavu.search.coarse.clusters import boundaries, num_few
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.relaxed import ROUNDING, Relaxed
 
-_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of some cuts
 _LIMITS = (np.inf, 1.0, 2.0, 4.0, 8.0)  # on the bottleneck, times the least Σ under none; low ones make for many stages
 _GAPS = (0.03, 0.3, 3.0)  # of Σ at the best prices, above it
 _WIDTHS = (64, 1024)  # of the beam, in labels at a level
@@ -29,7 +28,7 @@ _MOST_PASSES = 6
 def fit(problem: Problem, best: Incumbent) -> bool:
     """Offer a plan that fits, if one is met; whether it is proved that there is none. No: that is not settled."""
     relaxed = Relaxed(problem, best)
-    few = relaxed.at_cuts(boundaries(problem, max(_FEWEST_CUTS, problem.num_layers // _LAYERS_EACH)))
+    few = relaxed.at_cuts(boundaries(problem, num_few(problem)))
     if _none_fits(relaxed, few):
         return True
     for plan in _plans(few):
