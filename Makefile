@@ -12,23 +12,27 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # than there are cores, a file at a time in each.
 QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE = --numprocesses $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))") --dist loadfile --no-loadscope-reorder
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+LATER :=
 
 # Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick slow chaos gpu gpu-rehearsal lint up down bench paper docs audit sbom clean
+.PHONY: run test quick integration slow chaos gpu gpu-rehearsal lint up down bench paper docs audit sbom clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
-# The checks of types have one process: quick tests run beside them.
+# All beside each other. Tests that start servers or ranks wait for these a third of the time; quick ones, at a lower
+# priority, take what they leave.
 test: $(VENV)/.ready
-	$(MAKE) --no-print-directory --jobs 2 lint quick
-	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
+	$(MAKE) --no-print-directory --jobs 3 LATER="nice -n 10" integration lint quick
 
 quick: $(VENV)/.ready
-	$(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
+	$(LATER) $(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
+
+integration: $(VENV)/.ready
+	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
 
 # Tables on the screen, and JSON with machine, date and command in $(RESULTS).
 bench: $(VENV)/.ready

@@ -63,6 +63,7 @@ def test_losses_equal_a_single_process_s_without_the_compiler(name: str, tmp_pat
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_compiled_training_says_how_long_it_compiled(tmp_path: Path) -> None:
     job = launched(MLP.model_copy(update={"compile": True}), tmp_path / "run", (2,))
     result = launch(job)

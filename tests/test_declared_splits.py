@@ -221,6 +221,7 @@ def test_every_device_needs_a_class(num_classes: int, degree: int, is_split: boo
 
 
 @pytest.mark.integration
+@pytest.mark.slow  # of some models: test_pipeline.py
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     """Vocabularies that no degree divides, in halves and in quarters; under schedules that split the backward pass."""
     by_sequence = one_device(1, 2, sequence_parallel=True)

@@ -80,9 +80,10 @@ def test_a_second_interrupt_ends_at_once(project: Path, phase: str) -> None:
     check_ended(project, run.log.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phases",
-    [("searching",), pytest.param(("searching", "training"), marks=pytest.mark.slow)],
+    [("searching",), ("searching", "training")],
     ids=["a plan's", "a training's, twice"],
 )
 def test_a_run_goes_on_when_its_own_server_is_killed(project: Path, phases: tuple[str, ...]) -> None:

@@ -134,6 +134,7 @@ def test_ranks_that_always_die_by_a_signal_are_told_and_may_be_tried_again(tmp_p
     assert {failure.attempt for failure in read_failures(tmp_path)} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long: Workload, tmp_path: Path) -> None:
     job = job_of(long, tmp_path)
 

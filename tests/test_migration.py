@@ -148,7 +148,8 @@ def test_a_host_that_comes_is_taken_in(tmp_path: Path) -> None:
     assert largest_difference(long, result.losses) < TOLERANCE
 
 
-@pytest.mark.parametrize("how", ["joint", pytest.param("search", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["joint", "search"])
 def test_a_plan_that_is_improved_keeps_its_losses(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins with one layer on one host and four on the other; a change is made to cost nothing."""
     monkeypatch.setattr("dejavu.migration.joint.improving.LOOK_REPORTS", 4)

@@ -68,7 +68,8 @@ def test_the_doctor_says_that_a_disk_is_small_or_read_only(small_disk: tuple[Pat
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("server", ["Prefect", pytest.param("MLflow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["Prefect", "MLflow"])
 def test_a_port_that_is_taken_in_mid_start_is_named(tmp_path: Path, server: str) -> None:
     """After it was found free, and before its server listens; what was started with it is ended."""
     project = make_project(tmp_path).folder
