@@ -173,11 +173,9 @@ class Parallelism:
         """
         can = self.context_parallel and length > 0 and (plain.tensor_parallel == 1 or sequence_length > 0)
         can = can and plain.zero_level in self.context_parallel_zero_levels
-        for degree in _divisors(plain.data_parallel):
-            if microbatch_size % (plain.data_parallel // degree) == 0:
-                if degree == 1 or (can and length % degree == 0):
-                    yield replace(plain, context_parallel=degree)
-                return
+        degree = plain.data_parallel // gcd(plain.data_parallel, microbatch_size)
+        if degree == 1 or (can and length % degree == 0):
+            yield replace(plain, context_parallel=degree)
 
     def _on_mesh(self, name: str, nodes: int, per_node: int, most_tensor_parallel: int) -> Iterator[StageConfiguration]:
         for tensor in _divisors(gcd(per_node, most_tensor_parallel)):
