@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from benchmarks.cost.stage_memory import fixed_bytes
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost
-from dejavu.cost.collectives.transfer import fit
+from dejavu.cost.collectives.inside_stages import between_link
+from dejavu.cost.collectives.transfer import fit, typical_link
 from dejavu.cost.memory import (
     example_bytes,
     layer_activation_bytes,
@@ -224,6 +227,37 @@ def test_a_link_inside_a_node_is_never_taken_for_one_between_nodes(empty: Profil
     )
     assert transfer_cost(mixed, empty, "T4", "T4").seconds_per_byte == pytest.approx(8e-9)
     assert transfer_cost(mixed, empty, "T4", "L4").seconds_per_byte == pytest.approx(1e-11)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_links_of_two_types_are_the_slowest_they_have_whatever_the_order(seed: int, tmp_path: Path) -> None:
+    """A type may be in several groups of nodes; neither the sender's first one decides nor the file's order."""
+    random = Random(seed)
+    groups = [(f"g{k}", random.choice(("T4", "L4", "P4")), random.randint(1, 3)) for k in range(random.randint(2, 5))]
+    speeds = {
+        (a, b): random.choice((1, 10, 100))
+        for (a, _, count), (b, _, _) in itertools.combinations_with_replacement(groups, 2)
+        if a != b or count > 1
+    }
+    pairs = [
+        f"  - {{between: [{a}, {b}], bandwidth: {speed} Gbit/s, latency: 9 us}}" for (a, b), speed in speeds.items()
+    ]
+
+    def listed(order: Sequence[tuple[str, str, int]]) -> Cluster:
+        nodes = [
+            f"  - {{name: {name}, count: {count}, devices: {{type: {of}, count: 1}}}}" for name, of, count in order
+        ]
+        return cluster_from(tmp_path, "\n".join(("nodes:", *nodes, "links:", "  pairs:", *pairs, "")))
+
+    cluster, turned = listed(groups), listed(groups[::-1])
+    for a, b in itertools.product(cluster.device_counts, repeat=2):
+        devices = [[one for one in cluster.devices() if one.type_name == name] for name in (a, b)]
+        links = [cluster.link(x, y) for x, y in itertools.product(*devices) if x != y]
+        if links:
+            slowest = min(link.bytes_per_second for link in links)
+            for one in (cluster, turned):
+                assert typical_link(one, a, b) == typical_link(one, b, a)
+                assert typical_link(one, a, b).bytes_per_second == between_link(one, a, b).bytes_per_second == slowest
 
 
 def test_adam_keeps_two_moments() -> None:

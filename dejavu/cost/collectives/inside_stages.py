@@ -17,7 +17,7 @@ from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.beside import StepLine
 from dejavu.cost.collectives.costs import CollectiveCosts
-from dejavu.cost.collectives.transfer import TransferCost
+from dejavu.cost.collectives.transfer import TransferCost, links_between_nodes
 from dejavu.cost.estimates import Estimate
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
@@ -231,11 +231,8 @@ def between_link(cluster: Cluster, a: str, b: str | None = None) -> Link:
 
     With a single device nothing is ever sent.
     """
-    names = (a, a if b is None else b)
-    held = [[group.name for group in cluster.groups if dict(group.devices).get(name, 0)] for name in names]
-    pairs = {(x, y) for x in held[0] for y in held[1]} | {(y, x) for x in held[0] for y in held[1]}
-    links = [link for pair, link in cluster.links_between.items() if pair in pairs]
-    links = links or [group.link for group in cluster.groups if group.name in held[0]]
+    links = links_between_nodes(cluster, a, a if b is None else b)
+    links = links or [group.link for group in cluster.groups if dict(group.devices).get(a, 0)]
     return slowest(links)
 
 

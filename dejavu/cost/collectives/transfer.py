@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dejavu.cluster import Cluster, Link
+from dejavu.cluster import Cluster, Link, pair
 from dejavu.profiles import Measurement, ProfileDatabase
 
 EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
@@ -45,20 +45,23 @@ def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[st
 
 
 def typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
-    together = [
+    """Return the slowest link that neighbours of these types may have, in either direction; see `transfer_cost`."""
+    links = [
         group.link
         for group in cluster.groups
         if all(dict(group.devices).get(name, 0) >= needed for name, needed in Counter((sender, receiver)).items())
     ]
-    if together:
-        return min(together, key=lambda link: link.bytes_per_second)
-    devices = cluster.devices()
-    firsts = [device for device in devices if device.type_name == sender]
-    seconds = [device for device in devices if device.type_name == receiver]
-    links = [cluster.link(a, b) for a in firsts[:1] for b in seconds if a != b]
+    links = links or links_between_nodes(cluster, sender, receiver)
     if not links:  # one device in all: nothing is ever sent
         return Link(bytes_per_second=float("inf"), latency_seconds=0.0)
-    return min(links, key=lambda link: link.bytes_per_second)
+    return min(links, key=lambda link: (link.bytes_per_second, -link.latency_seconds))
+
+
+def links_between_nodes(cluster: Cluster, a: str, b: str) -> list[Link]:
+    """Return the links between two nodes, one with devices of the one type and one with devices of the other."""
+    groups = [[group for group in cluster.groups if dict(group.devices).get(name, 0)] for name in (a, b)]
+    pairs = {pair(x.name, y.name) for x in groups[0] for y in groups[1] if x is not y or x.count > 1}
+    return [link for names, link in cluster.links_between.items() if names in pairs]
 
 
 def fit(rows: Sequence[Measurement]) -> TransferCost:
