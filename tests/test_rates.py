@@ -6,10 +6,12 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.cluster.meshes import parts_of
 from dejavu.cost.rates import rates
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
@@ -112,12 +114,50 @@ def test_whole_nodes_are_paid_and_the_cheapest_of_equal_devices_first(
     devices: int, cost: float, tmp_path: Path
 ) -> None:
     cluster = priced(tmp_path)
-    stage = Stage(0, 3, StageConfiguration("A100-SXM4-80GB", 1, devices, data_parallel=devices))
+    stages = tuple(Stage(k, k + 1, StageConfiguration("A100-SXM4-80GB")) for k in range(devices))
     graph = capture(GPT, "cuda")
-    found = rates(GPT, graph, cluster, Plan((stage,), "1f1b", 4), 2.0)
+    found = rates(GPT, graph, cluster, Plan(stages, "1f1b", 4), 2.0)
     assert found.cost == (pytest.approx(cost), "USD")
     tokens_per_hour = 3600 * 16 * 256 / 2.0
     assert found.cost_of_1e9_tokens == pytest.approx(cost / tokens_per_hour * 1e9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_paid_are_as_many_nodes_as_hold_every_stage_in_one_piece(seed: int, tmp_path: Path) -> None:
+    """Three stages of four devices each need three nodes of six, not two."""
+    random = Random(seed)
+    each, count = random.randint(2, 8), random.randint(2, 4)
+    node = f"{{name: a, count: {count}, devices: {{type: T4, count: {each}}}, price: 1 USD/hour}}"
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"nodes: [{node}]\nlinks: {{default: {{bandwidth: 25 Gbit/s}}}}\n")
+    cluster, graph = load_cluster(path), capture(GPT, "cuda")
+    for _ in range(8):
+        share = random.choice(parts_of(cluster))["T4"]
+        meshes, left = list[tuple[int, int]](), share.num_devices
+        while (can := [one for one in share.meshes if one[0] * one[1] <= left]) and len(meshes) < 6:
+            meshes.append(random.choice(can))
+            left -= math.prod(meshes[-1])
+        stages = tuple(
+            Stage(k, k + 1, StageConfiguration("T4", nodes, width, data_parallel=nodes * width))
+            for k, (nodes, width) in enumerate(meshes)
+        )
+        widths = [width for nodes, width in meshes for _ in range(nodes)]
+        found = rates(GPT, graph, cluster, Plan(stages, "1f1b", 4), 1.0).cost
+        assert found == (least_nodes(widths, each), "USD"), f"{meshes} on {count} nodes of {each}"
+
+
+def least_nodes(widths: list[int], each: int) -> int:
+    """On how few nodes of so many devices blocks fit: which loads nodes can have is listed block by block."""
+    loads: set[tuple[int, ...]] = {()}
+    for width in widths:
+        loads = {
+            tuple(sorted((*load[:k], load[k] + width, *load[k + 1 :])))
+            for load in ((*one, 0) for one in loads)
+            for k in range(len(load))
+            if load[k] + width <= each
+        }
+        loads = {tuple(used for used in load if used) for load in loads}
+    return min(map(len, loads))
 
 
 def test_what_has_no_price_has_no_cost_and_a_price_changes_no_plan(tmp_path: Path) -> None:

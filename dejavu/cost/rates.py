@@ -69,22 +69,45 @@ def tokens_in_a_step(workload: Workload) -> int | None:
 
 def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:
     """Return what the plan's nodes cost in an hour, each counted whole; equal devices are those of the cheapest."""
-    wanted: Counter[str] = Counter()
+    blocks: dict[str, list[int]] = {}  # by type: of how many devices of one node each
     for rank in range(len(plan.ranks)):
         one = plan.rank_configuration(rank)
-        wanted[one.device_type] += one.num_devices
+        blocks.setdefault(one.device_type, []).extend([one.devices_per_node] * one.num_nodes)
     nodes: Counter[str] = Counter()
-    groups = {group.name: group for group in cluster.groups}
-    for name, count in wanted.items():
-        having = [(dict(group.devices)[name], group) for group in cluster.groups if name in dict(group.devices)]
-        for each, group in sorted(having, key=lambda one: one[1].price[0] / one[0] if one[1].price else math.inf):
-            used = min(group.count, -(-count // each))
-            nodes[group.name], count = max(nodes[group.name], used), max(0, count - used * each)
-    prices = [(groups[name].price, count) for name, count in nodes.items() if count]
+    for name, widths in blocks.items():
+        nodes |= _nodes_for(cluster, name, widths)  # of nodes with several types the most that one of these needs
+    prices = [(group.price, nodes[group.name]) for group in cluster.groups if nodes[group.name]]
     known = [(price, count) for price, count in prices if price is not None]
     if not known or len(known) < len(prices):
         return None
     return sum(price[0] * count for price, count in known), known[0][0][1]
+
+
+def _nodes_for(cluster: Cluster, device_type: str, widths: list[int]) -> Counter[str]:
+    """Count the nodes of each group on which these blocks of devices fit, the widest first, each on one node.
+
+    A block goes to the group with the cheapest devices that has room, there to the fullest node. What has no room in
+    one piece, where widths do not divide one another, is counted device by device.
+    """
+    having = [(dict(group.devices).get(device_type, 0), group) for group in cluster.groups]
+    having = [one for one in having if one[0]]
+    having.sort(key=lambda one: one[1].price[0] / one[0] if one[1].price else math.inf)
+    used, free = Counter[str](), {group.name: Counter[int]() for _, group in having}  # nodes by devices that are left
+    left = sorted(widths)
+    while left:
+        width = left.pop()
+        for each, group in having:
+            rooms = free[group.name]
+            room = min((size for size, count in rooms.items() if count and size >= width), default=0)
+            if not room and width <= each and used[group.name] < group.count:
+                room, used[group.name] = each, used[group.name] + 1
+                rooms[each] += 1
+            if room:
+                rooms[room], rooms[room - width] = rooms[room] - 1, rooms[room - width] + 1
+                break
+        else:
+            left = sorted([*left, *[1] * (width if width > 1 else 0)])
+    return used
 
 
 def _flops(graph: Graph) -> float:
