@@ -128,6 +128,27 @@ def test_both_bounds_hold_for_all(choice: Choice) -> None:
     assert choice.gap is not None
 
 
+@pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.stages_per_rank > 1])
+def test_searches_plan_ranks_that_a_schedule_of_several_stages_can_have(schedule: str, folder: Path) -> None:
+    """Of six layers three ranks of two stages; of more no schedule could run what a search found."""
+    each = SCHEDULES[schedule].stages_per_rank
+    asked = request(folder, schedules=(schedule,), microbatches=(8,), searches=("exact",), budget_seconds=1.0)
+    choice = Planner().plan(asked)
+    for row in choice.considered:
+        assert row.priced.problem.max_stages == max(1, 6 // each)
+        if row.result is not None:
+            assert row.candidates, f"{row.search}: no {schedule} of {row.result.plan}"
+    assert "none fits" not in choice_to_dict(choice)["reason"]
+
+
+def test_what_no_schedule_can_run_is_not_said_to_need_memory(folder: Path) -> None:
+    few = Workload.model_validate(WORKLOAD | {"model_options": {"num_blocks": 1, "width": 64, "num_heads": 4}})
+    asked = request(folder, workload=few, schedules=("interleaved_1f1b_4",), searches=("exact",), budget_seconds=1.0)
+    wanted = "interleaved_1f1b_4 wants 4 stages on 1 pipeline rank; the model has 3 layers"
+    with pytest.raises(NoPlanError, match=wanted):
+        Planner().plan(asked)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_of_plans_that_tie_the_simplest_is_chosen_in_any_order(choice: Choice, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
@@ -22,6 +24,7 @@ from dejavu.planning.loops import load_compiled_loops
 from dejavu.planning.prices import Prices, under_gpipe_memory
 from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home
 from dejavu.planning.request import PlanRequest
+from dejavu.planning.schedules import under
 from dejavu.planning.ways.both_ways import plans_both_ways
 from dejavu.planning.ways.slices import plans_in_slices
 from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
@@ -318,7 +321,7 @@ class _Planning:
             if isinstance(answer, Infeasible):
                 return answer, f"in {most}{others}: {answer}"
         missed = self._missed(last)
-        reason = str(missed[-1]) if missed else "the plans that were found do not fit their memory"
+        reason = str(missed[-1]) if missed else self._why_none_of_the_found()
         if proved:
             reason = f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
         found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
@@ -326,6 +329,17 @@ class _Planning:
             found,
             f"no plan was found under {names} in {most}{others}, which proves nothing: {reason}",
         )
+
+    def _why_none_of_the_found(self) -> str:
+        """Say why no plan that a search found can be taken: what a schedule asks for, or memory."""
+        found = [(row.priced, row.result.plan) for row in self.rows if row.result is not None]
+        if not any(row.candidates for row in self.rows):
+            for (priced, plan), name in product(found, self.request.allowed_schedules):
+                try:
+                    self.simulator.candidate(priced, under(priced, plan, name))
+                except InputError as error:
+                    return str(error)
+        return "the plans that were found do not fit their memory"
 
     def _missed(self, priced: PricedProblem) -> list[Infeasible | NotFound]:
         """Return why the searches that were asked found no plan of this problem; a proof that there is none is last."""

@@ -27,6 +27,7 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
+from dejavu.planning.schedules import most_ranks
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import Floats
@@ -170,7 +171,7 @@ class Prices:
         if key not in self._posed:
             request = self.request
             graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
-            self._posed[key] = price_problem(
+            priced = price_problem(
                 self._parallel,
                 request.cluster,
                 request.split(num_microbatches, slices),
@@ -180,6 +181,8 @@ class Prices:
                 {name: backward_parts(self.rows, graph, name) for name in types},
                 None if only or request.spread.only else self.parts[part],
             )
+            most = most_ranks(priced.problem, request.allowed_schedules)
+            self._posed[key] = replace(priced, problem=replace(priced.problem, max_stages=most))
         return self._posed[key]
 
     def priced_for(self, plan: Plan) -> PricedProblem:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
-from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.foundation.units import plural
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import CHIMERA, OF_FEW, SCHEDULES
 from dejavu.plans.stage_costs import HAIR, AdditiveCosts
@@ -30,17 +31,33 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
     num_stages = schedule.stages_per_rank * len(plan.stages)
     L = plan.stages[-1].stop
     if num_stages > L:
-        raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
+        ranks = plural(len(plan.stages), "pipeline rank")
+        raise InputError(f"{name} wants {num_stages} stages on {ranks}; the model has {plural(L, 'layer')}")
     B = problem.num_microbatches if name in OF_FEW else problem.whole_microbatches
     if len(plan.stages) > B:
         what = "slices" if problem.num_slices > 1 and name in OF_FEW else "microbatches"
-        raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many {what} or more; found {B}")
+        ranks = plural(len(plan.stages), "pipeline rank")
+        raise InputError(f"{name} on {ranks} wants as many {what} or more; found {B}")
     if _parts_a_pass(plan, name):
         raise InputError(f"{name} runs the backward pass in two parts, and what is offloaded comes back for one")
     if schedule.stages_per_rank == 1:
         return priced.as_run(Plan(plan.stages, name, B))
     configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
     return priced.as_run(Plan(cut_evenly(priced, configuration), name, B))
+
+
+def most_ranks(problem: Problem, schedules: Iterable[str]) -> int:
+    """Return how many pipeline ranks, each with a stage of the searches' plans, one of these schedules can have.
+
+    A schedule of several stages for each rank has fewer ranks than the model has layers.
+    """
+    most = problem.most_stages
+
+    def of(name: str) -> int:
+        each = 1 if name == CHIMERA else named(SCHEDULES, name).stages_per_rank
+        return min(most, problem.num_layers // each, most if name in OF_FEW else problem.whole_microbatches)
+
+    return max(1, *map(of, schedules))
 
 
 def _in_both_directions(priced: PricedProblem, plan: Plan) -> Plan:

@@ -229,7 +229,9 @@ def what_was_gained(choice: Choice) -> str:
     """State the predicted gain over the best baseline."""
     row = choice.best_baseline
     if row is None or row.best is None or choice.speedup is None:
-        return "Baselines: none fits in memory."
+        cannot_run = any(one.result is not None and not one.candidates for one in choice.baselines.values())
+        also = " and runs under the schedules that are allowed" if cannot_run else ""
+        return f"Baselines: none fits in memory{also}."
     what = f"{NAMES[row.search]}, {row.best.plan.schedule_name}, {plural(row.num_microbatches, 'microbatch')}"
     best = f"the best baseline ({what}: {format_seconds(row.best.step_seconds)})"
     if choice.speedup < 1.0 - CLOSE:
