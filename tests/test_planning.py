@@ -29,8 +29,9 @@ from dejavu.foundation.units import format_bound, format_bytes
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
+from dejavu.planning.choice import Considered
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.planner import PROVER, REMEMBERED
+from dejavu.planning.planner import MET, PROVER, REMEMBERED
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
@@ -126,6 +127,18 @@ def test_both_bounds_hold_for_all(choice: Choice) -> None:
     assert 0 < choice.simulated_lower_bound_seconds <= choice.simulated_seconds
     assert 0 < choice.lower_bound_seconds <= choice.cheapest.step_seconds * (1 + 1e-9)
     assert choice.gap is not None
+
+
+def test_a_gap_is_that_of_the_two_numbers_beside_it_and_none_where_one_is_missing(choice: Choice) -> None:
+    """A plan that was met while bounding is no search's: the cost model has no best plan then, and no gap of 0 %."""
+    met = Considered(MET, choice.priced, None, (choice.chosen,))
+    for made in (choice, replace(choice, considered=(met,), origin=met)):
+        said = choice_to_dict(made)
+        best, bound = said["cheapest_step_seconds"], said["lower_bound_seconds"]
+        wanted = None if best is None else pytest.approx(100 * (1 - bound / best), abs=1e-9)
+        assert said["gap_percent"] == wanted
+        low, step = said["simulated_lower_bound_seconds"], said["simulated_step_seconds"]
+        assert said["simulated_gap_percent"] == pytest.approx(100 * (1 - low / step), abs=1e-9)
 
 
 @pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.stages_per_rank > 1])

@@ -56,9 +56,9 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
     `most_devices` is how many of the cluster's devices stages may take together in the ways that a row was searched in.
     `cuts_moved` says whether the plan is that of its `search` with other cuts.
-    `gap_percent` is the cost model's, `simulated_gap_percent` what the best plan could save of the simulated step at
-    most. `assumed_host_…` is what launching takes of it, where that is most of the step and the hosts' pace was
-    not measured but taken for another's.
+    `gap_percent` is the cost model's (null: no search found a plan), `simulated_gap_percent` what the best plan could
+    save of the simulated step at most. `assumed_host_…` is what launching takes of it, where that is most of the step
+    and the hosts' pace was not measured but taken for another's.
     """
     plan, chosen = choice.plan, choice.chosen
     cheapest, gap = choice.cheapest, choice.gap
@@ -67,9 +67,8 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     return {
         "step_seconds": origin and origin.step_seconds,
         "lower_bound_seconds": bound if bound < float("inf") else None,
-        "gap_percent": 100.0 * max(0.0, 1.0 - bound / cheapest.step_seconds)
-        if cheapest and cheapest.step_seconds
-        else 0.0,
+        "gap_percent": cheapest
+        and (100.0 * max(0.0, 1.0 - bound / cheapest.step_seconds) if cheapest.step_seconds else 0.0),
         "cheapest_step_seconds": cheapest and cheapest.step_seconds,
         "uniform_step_seconds": choice.uniform_step_seconds,
         "simulated_step_seconds": choice.simulated_seconds,
