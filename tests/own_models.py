@@ -95,6 +95,23 @@ def on_fixed(*, layer: int | None) -> nn.Sequential:
     return nn.Sequential(*(WithoutGradients(one) if k == layer else one for k, one in enumerate(layers)))
 
 
+class Tempered(nn.Module):
+    """A linear map whose matrix is not row by row, times a single number."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width).t() / width**0.5)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) * self.temperature
+
+
+def tempered() -> nn.Sequential:
+    """Four layers; in the middle weights that FSDP does not take: of no dimension, and transposed."""
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), Tempered(16), Tempered(16), nn.Linear(16, 10))
+
+
 class BeforeFixed(nn.Sequential):
     """Four layers; the second computes without gradients, so that none comes back to the first."""
 

@@ -26,6 +26,7 @@ from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.single import train_single
 from dejavu.runtime.state import first_not_finite
 from dejavu.runtime.training import DivergedError, build_layers
 from dejavu.workload import GradientSettings, OptimizerSettings, TrialSettings, Workload
@@ -139,6 +140,35 @@ def losses() -> Losses:
     }
     trained = iter(train_all([one for own in jobs.values() for one in own]))
     return {name: [next(trained).losses for _ in own] for name, own in jobs.items()}
+
+
+SINGLE = {"model": "tests.own_models:tempered", "model_options": {}, "batch_size": 12, "num_steps": 4}
+
+
+@pytest.mark.integration
+def test_weights_that_fsdp_does_not_take_are_trained_with_the_others() -> None:
+    """Single numbers and transposed matrices, at ZeRO levels: the losses of one process, or of whole gradients."""
+    mean = with_rule("mean", **SINGLE)
+    adam = OptimizerSettings(master_weights=True, clip_norm=0.5)
+    masters = mean.model_copy(update={"dtype": "bfloat16", "optimizer": adam})
+    cases = [(workload, level) for workload in (mean, masters) for level in (1, 2, 3)]
+    in_parts = job_of(mean, by_hand("zbv", (0, 2, 4), [one_device(3, zero_level=1)], 2), 4, DRAW)
+    trained = train_all([*(job(workload, one_device(3, zero_level=level)) for workload, level in cases), in_parts])
+    for (workload, level), found in zip([*cases, (mean, 1)], trained, strict=True):
+        tolerance = TOLERANCE if workload is mean else BFLOAT16_TOLERANCE
+        assert found.losses == pytest.approx(train_single(workload, DRAW, range(4)), abs=tolerance), level
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_rules_judge_them_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in in_environment(GradientFault("noise", 1, first_step=1)).items():
+        monkeypatch.setenv(name, value)
+    cases = [(with_rule(RULES[rule], **SINGLE), level) for rule in ("suspicion", "zeno") for level in (0, 1, 3)]
+    trained = train_all([job(workload, one_device(3, zero_level=level)) for workload, level in cases])
+    for first, found in zip((0, 0, 0, 3, 3, 3), trained, strict=True):
+        assert found.losses == pytest.approx(trained[first].losses, abs=SHARDED_TOLERANCE), cases[first][0].gradients
+    assert trained[0].losses != trained[3].losses
 
 
 @pytest.mark.integration

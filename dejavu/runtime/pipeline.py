@@ -98,7 +98,9 @@ class Pipeline:
             module.fixed = sum(not one.requires_grad for one in cuts[1:])
             module.in_parts = SCHEDULES[plan.schedule].splits_backward
             self.modules[s] = module
-            groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
+            groups = StageGroups(
+                alone, self._combining(s, replicas, shards), shards, replicas if self.frees_gradients else None
+            )
             stage = ReplicatedStage(
                 module, s, *seat, (cuts[span.start], cuts[span.stop]), device, groups,
                 shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,

@@ -64,7 +64,8 @@ def spread(
     Of a layer that says nothing the plan knows a split that was found, or it is whole on every device.
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
-    at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again.
+    at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again. Weights
+    of a single number stay whole, and their gradients are the stage's to sum.
 
     Args:
         computes_in: what FSDP shards are float32 masters of the trained weights, which it gathers in this type, and
@@ -90,9 +91,11 @@ def spread(
         policy = MixedPrecisionPolicy(computes_in, reduced_in, cast_forward_inputs=False)
         if computes_in is not None:
             _widen(module)
+        _in_rows(module)
+        whole, frees = {*single_numbers(module)}, configuration.zero_level == 3
         for part in (*module.children(), module):
             sharded = fully_shard(
-                part, mesh=mesh["replica"], reshard_after_forward=configuration.zero_level == 3, mp_policy=policy
+                part, mesh=mesh["replica"], reshard_after_forward=frees, mp_policy=policy, ignored_params=whole
             )
             sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
@@ -105,6 +108,18 @@ def _widen(module: nn.Module) -> None:
         for name, weight in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
             if weight in trained:
                 setattr(owner, name, trained[weight])
+
+
+def _in_rows(module: nn.Module) -> None:
+    """Lay out weights row by row where they are not, as a transposed one: FSDP takes no others."""
+    for one in module.parameters():
+        if not isinstance(one, DTensor):
+            one.data = one.data.contiguous()
+
+
+def single_numbers(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights without dimensions, as a temperature: FSDP shards none, so each replica has them whole."""
+    return [one for one in module.parameters() if one.dim() == 0]
 
 
 def _of_loss(layer: nn.Module, split: TensorParallel, degree: int) -> tuple[tuple[str, Split], ...]:

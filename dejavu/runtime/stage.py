@@ -31,7 +31,7 @@ from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.gradients.sharded import add_up
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import backend_of, to_receive, to_send
-from dejavu.runtime.replicas import split_by_sequence, sum_gradients
+from dejavu.runtime.replicas import single_numbers, split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.splits.slices import SlicedSequence
@@ -46,11 +46,13 @@ class StageGroups(NamedTuple):
         replicas: makes one gradient of those of the ranks that hold the same weights; None: there are no others, or
             FSDP sums them.
         shards: the ranks that share each layer; None: there are no others.
+        sharding: the ranks over which FSDP shards the weights; None: it does not.
     """
 
     alone: dist.ProcessGroup
     replicas: ReplicaGradients | None = None
     shards: dist.ProcessGroup | None = None
+    sharding: dist.ProcessGroup | None = None
 
 
 class ReplicatedStage(PipelineStage):
@@ -91,7 +93,8 @@ class ReplicatedStage(PipelineStage):
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
         self._layers, self.first_microbatch, self.is_last_run = module, 0, True
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
-        self._shards = groups.shards
+        self._shards, self._sharding = groups.shards, groups.sharding
+        self._single_numbers = single_numbers(module)
         self._by_sequence = split_by_sequence(module, plan.rank_configuration(place.pipeline_rank))
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
@@ -223,6 +226,8 @@ class ReplicatedStage(PipelineStage):
         if self._replicas is not None:
             self._replicas.finish()
         are_compared = self._replicas is not None and self._replicas.gathers  # sums over shards, else any order does
+        if self._sharding is not None and not are_compared:
+            sum_gradients(self._single_numbers, self._sharding, self.device)
         if self._by_sequence and self._shards is not None and not are_compared:
             sum_gradients(self._by_sequence, self._shards, self.device)
 

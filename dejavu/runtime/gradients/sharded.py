@@ -20,6 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from dejavu.runtime.replicas import single_numbers
+
 
 def add_up(module: nn.Module) -> None:
     """Add what part of a backward pass leaves on FSDP's weights to their sums in float32, if it is to reduce these.
@@ -74,6 +76,8 @@ class ShardedGradients:
             self._groups.append((self.width, weights))
             layer.set_custom_reduce_scatter(_Receiver(self, self.width))
             self.width += sum(one.padded_sharded_param_size.numel() for one in weights)
+        self._whole = [one for one in single_numbers(module) if one.requires_grad]  # last, each in a column
+        self._sharded_width, self.width = self.width, self.width + len(self._whole)
 
     def places(self) -> list[Place]:
         """Return the weights that have gradients, in the order of their columns, after FSDP has passed them on."""
@@ -88,6 +92,9 @@ class ShardedGradients:
                 weight = one.sharded_param
                 found.append(Place(names[weight], weight, slice(start, stop), math.prod(one._orig_size)))
                 start = stop
+        for column, weight in enumerate(self._whole, self._sharded_width):
+            if weight.grad is not None:
+                found.append(Place(names[weight], weight, slice(column, column + 1), 1))
         return found
 
     def receive(self, first: int, sent: torch.Tensor) -> None:
@@ -110,16 +117,33 @@ class ShardedGradients:
     def take(self) -> torch.Tensor | None:
         """Return the step's rows, (N, S) in the group's order, and forget them; None: no weight has a gradient."""
         rows_NS, self._rows_NS = self._rows_NS, None
+        if any(one.grad is not None for one in self._whole):
+            own = self._of_whole()
+            if rows_NS is None:
+                rows_NS = own.new_zeros(self.num_replicas, self.width)
+            every = own.new_empty(self.num_replicas, len(own))
+            dist.all_gather_single(every.view(-1), own, group=self._group)
+            rows_NS[:, self._sharded_width :] = every
         return rows_NS
+
+    def _of_whole(self) -> torch.Tensor:
+        """Return the gradients of the weights that are not sharded, zeros where there are none."""
+        return torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in self._whole]).detach()
 
     def alone(self, loss: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the gradient of a loss, of which no other replica is told: (S,)."""
-        self._own_S = like.new_zeros(self.width)
+        self._own_S, kept = like.new_zeros(self.width), [one.grad for one in self._whole]
+        for one in self._whole:
+            one.grad = None
         try:
             loss.backward()
+            if self._whole:
+                self._own_S[self._sharded_width :] = self._of_whole()
             return self._own_S
         finally:
             self._own_S = None
+            for one, gradient in zip(self._whole, kept, strict=True):
+                one.grad = gradient
 
     def spoil(self, rows_NS: torch.Tensor, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace each replica's gradient by what a drill makes of it. Every replica calls it together.
@@ -134,6 +158,9 @@ class ShardedGradients:
         parts = spoil(whole_P).split([one.numel for one in places])
         for place, part in zip(places, parts, strict=True):
             columns = own_NS[:, place.columns]
+            if place.columns.start >= self._sharded_width:  # every replica has it whole
+                columns.copy_(part)
+                continue
             padded = part.new_zeros(columns.numel())
             padded[: place.numel] = part
             columns.copy_(padded.view_as(columns))
