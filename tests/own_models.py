@@ -569,6 +569,38 @@ class Wrapped(nn.Module):
         return self.module(*inputs, **options)
 
 
+class Turned(nn.Module):
+    """Features turned in pairs by complex numbers, as rotary positions are written; in a buffer or an attribute."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.scores = nn.Linear(16, 16)
+        turns = torch.polar(torch.ones(8), torch.arange(8) * 0.7)
+        if buffer:
+            self.register_buffer("turns", turns, persistent=False)
+        else:
+            self.turns = turns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.scores(x).unflatten(-1, (8, 2)))
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+
+class TurnedBlocks(nn.Module):
+    """The same in a residual stream, which torch traces."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList(Turned(buffer=buffer) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
 def _one_act(act: nn.Module) -> list[nn.Module]:
     return [nn.Flatten(), nn.Linear(64, 32), act, nn.Linear(32, 32), act, nn.Linear(32, 10)]
 
@@ -600,6 +632,11 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "wrapped twice, traced": lambda: Wrapped(Wrapped(Images())),
     "wrapped, declared": lambda: Wrapped(_DeclaredInPlace(*_one_act(nn.Hardtanh(inplace=True)))),
     "wrapped, without gradients": lambda: Wrapped(_Switched(torch.no_grad)),
+    "turned by a complex buffer": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), Turned(buffer=True), nn.Linear(16, 10)
+    ),
+    "turned by a complex buffer, traced": lambda: TurnedBlocks(buffer=True),
+    "turned by a complex attribute, traced": lambda: TurnedBlocks(buffer=False),
     "wrapped, all without gradients": lambda: nn.Sequential(
         WithoutGradients(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     ),
@@ -632,6 +669,43 @@ class _Product(nn.Module):
 def first_is(kind: str) -> nn.Sequential:
     """Two layers, of which the first takes four numbers and gives eight."""
     return nn.Sequential(FIRST[kind](), nn.Linear(8, 3))
+
+
+class WithState(nn.Linear):
+    """A part of its state is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+MISFITS: dict[str, Callable[[], nn.Module]] = {
+    "a state of its own": lambda: WithState(16, 16),
+    "such a state inside": lambda: nn.Sequential(nn.ReLU(), WithState(16, 16)),
+    "statistics of all ranks": lambda: nn.SyncBatchNorm(16),
+    "complex weights": lambda: nn.ParameterList([torch.zeros(16, dtype=torch.complex64)]),
+}
+
+
+def misfit(kind: str) -> nn.Sequential:
+    """Three layers, of which the second cannot be trained in a plan."""
+    second = MISFITS[kind]()
+    return nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 16)),
+        second if kind != "complex weights" else _Beside(second),
+        nn.Linear(16, 10),
+    )
+
+
+class _Beside(nn.Module):
+    def __init__(self, weights: nn.Module) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weights[0].abs()
 
 
 def converting() -> nn.Module:

@@ -15,6 +15,7 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import CaptureError, capture
 from dejavu.init import Draw, draw_layer
+from dejavu.plans import Offload
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
@@ -139,6 +140,35 @@ def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, mo
     (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):
         layers_of(Workload(model="a_script_of_mine:make", data="digits"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("a state of its own", "layer '1': WithState keeps a state by get_extra_state.*; wanted it in buffers"),
+        ("such a state inside", r"layer '1': its '1' \(WithState\) keeps a state by get_extra_state"),
+        ("statistics of all ranks", r"layer '1': SyncBatchNorm takes .* over all ranks.*; wanted nn\.BatchNorm1d"),
+        ("complex weights", r"layer '1': 'weights\.0' is in complex64; wanted .* float32"),
+    ],
+)
+def test_what_no_plan_can_train_is_refused_when_it_is_captured(kind: str, said: str) -> None:
+    """These planned, and ended a trial in a traceback, a launch in an error, or lost a part of the weights."""
+    with pytest.raises(CaptureError, match=said):
+        capture(workload_of("misfit", kind=kind))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in own_models.CHAINS if "turned" in kind])
+@pytest.mark.parametrize("on_host", [False, True])
+def test_complex_tables_are_trained_with_as_they_are(kind: str, on_host: bool) -> None:
+    """Of the module and of what is trained, with equal weights, outputs are equal."""
+    workload = workload_of("chain", kind=kind)
+    away = Offload(optimizer="host", parameters="host") if on_host else Offload()
+    layers = build_layers(workload, Draw(), torch.device("cpu"), offload=away)
+    whole = own_models.chain(kind)
+    names = model_of(workload).weight_names(dataset_of(workload).shape, layers.state_dict())
+    whole.load_state_dict({names[name]: weight for name, weight in layers.state_dict().items()})
+    x, _ = batch_of(workload, 3)
+    torch.testing.assert_close(layers(x), whole(x), atol=1e-6, rtol=0)
 
 
 IMPORTS = {  # how a model's file reads another of its folder, which says how wide it is

@@ -26,6 +26,14 @@ from dejavu.workload.models import TensorParallel
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert weights and buffers in place, but for whole numbers and complex ones, as a table of rotations.
+
+    `module.to(dtype)` makes complex buffers real: their imaginary part is lost.
+    """
+    module._apply(lambda one: one.to(dtype) if one.is_floating_point() else one)
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator on one microbatch.

@@ -120,7 +120,8 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
     """Build a layer with weights of this dtype.
 
     Raises:
-        CaptureError: it makes some in float64, whatever the dtype.
+        CaptureError: it makes some in float64 or complex, whatever the dtype, or has a state that is no tensor's, or
+            norms that talk to all ranks.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
@@ -128,13 +129,30 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
         module = builder.build()
     finally:
         torch.set_default_dtype(before)
-    wide = next((name for name, one in module.named_parameters() if one.dtype is torch.float64), None)
-    if wide is not None:
-        raise CaptureError(
-            f"layer {builder.name!r}: {wide!r} is in float64; wanted weights without a type of their own, or in "
-            f"float32: they are trained in the workload's dtype, {str(dtype).removeprefix('torch.')}"
-        )
+    for name, one in module.named_parameters():
+        if one.dtype is torch.float64 or one.is_complex():
+            raise CaptureError(
+                f"layer {builder.name!r}: {name!r} is in {str(one.dtype).removeprefix('torch.')}; wanted weights "
+                "without a type of their own, or in float32: they are trained in the workload's dtype, "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+    for name, part in module.named_modules():
+        if misfit := _misfit(part):
+            where = f" its {name!r} ({type(part).__name__})" if name else f" {type(part).__name__}"
+            raise CaptureError(f"layer {builder.name!r}:{where} {misfit}")
     return computing_in(module, computes_in)
+
+
+def _misfit(part: torch.nn.Module) -> str:
+    """Say why a module cannot be trained as a part of a plan; empty: it can."""
+    if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+        return "keeps a state by get_extra_state, which checkpoints do not have; wanted it in buffers"
+    if isinstance(part, torch.nn.SyncBatchNorm):
+        return (
+            "takes its statistics over all ranks, also those of other stages, which wait for each other; wanted "
+            "nn.BatchNorm1d, 2d or 3d, whose statistics are those of a replica's examples"
+        )
+    return ""
 
 
 def _failing_part(module: torch.nn.Module, error: Exception) -> str:

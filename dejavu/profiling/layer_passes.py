@@ -28,7 +28,7 @@ from torch import nn
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.compiling import compile_layers
-from dejavu.graphs.graph import DTYPES, Graph, Layer
+from dejavu.graphs.graph import DTYPES, Graph, Layer, to_dtype
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
@@ -164,7 +164,8 @@ class _Layers:
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
     def _built(self, builder: LayerBuilder, layer: Layer) -> torch.nn.Module:
-        built = builder.build().to(self.device, DTYPES[self.workload.dtype])
+        built = builder.build().to(self.device)
+        to_dtype(built, DTYPES[self.workload.dtype])
         if not layer.has_backward:
             built.requires_grad_(False)
         if layer.is_compiled:

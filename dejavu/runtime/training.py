@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import autocast
-from dejavu.graphs.graph import DTYPES
+from dejavu.graphs.graph import DTYPES, to_dtype
 from dejavu.graphs.offload import offloading, weights_to_host
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
@@ -195,9 +195,9 @@ def build_layers(
     )
     tie_weights(drawn, builders, draw)
     layers = Layers(drawn, workload, start, recompute=recompute, offload=offload)
+    to_dtype(layers, DTYPES[workload.dtype])
     if offload.parameters is None:
-        return layers.to(device, DTYPES[workload.dtype])
-    layers.to(DTYPES[workload.dtype])
+        return layers.to(device)
     weights_to_host(layers, device)
     return layers
 
