@@ -96,20 +96,43 @@ def on_fixed(*, layer: int | None) -> nn.Sequential:
 
 
 class Tempered(nn.Module):
-    """A linear map whose matrix is not row by row, times a single number."""
+    """A linear map whose matrix is not row by row, times a single number; a table of places, which is never trained."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, width).t() / width**0.5)
         self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.places = nn.Parameter(torch.arange(width).flip(0)[None], requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ self.weight) * self.temperature
+        return torch.tanh(x[:, self.places[0]] @ self.weight) * self.temperature
 
 
 def tempered() -> nn.Sequential:
     """Four layers; in the middle weights that FSDP does not take: of no dimension, and transposed."""
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), Tempered(16), Tempered(16), nn.Linear(16, 10))
+
+
+class OnTables(nn.Module):
+    """Frozen: a matrix that its constructor has loaded, a bias, a mask, places; in 16 bits: one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(16, 16).requires_grad_(False)
+        self.mask = nn.Parameter(torch.ones(16, 16, dtype=torch.bool).tril(), requires_grad=False)
+        self.places = nn.Parameter(torch.arange(16).flip(0)[None], requires_grad=False)
+        self.trained = nn.Linear(16, 16, dtype=torch.bfloat16)
+        with torch.no_grad():
+            self.fixed.weight.copy_(torch.eye(16))
+            self.fixed.bias.fill_(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.trained.weight.to(x.dtype) * self.mask
+        return torch.tanh(self.fixed(x[:, self.places[0]]) @ weight)
+
+
+def on_tables() -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), OnTables(), nn.Linear(16, 10))
 
 
 class BeforeFixed(nn.Sequential):

@@ -37,6 +37,7 @@ from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 from tests.launching import job_of
+from tests.own_models import OnTables
 from tests.test_models import ZOO, small
 
 CPU = torch.device("cpu")
@@ -121,6 +122,20 @@ def test_vectors_stay_as_the_constructor_left_them(name: str, scheme: str) -> No
     assert all(torch.equal(plain[key], drawn[key]) for key in plain if plain[key].dim() < 2)
     if scheme != "default":
         assert all(not torch.equal(plain[key], drawn[key]) for key in plain if plain[key].dim() >= 2)
+
+
+@every_scheme
+def test_what_is_frozen_stays_as_the_constructor_left_it(scheme: str) -> None:
+    """A trial would train on a backbone of noise; whole numbers and truth values are in no scheme's reach."""
+    workload = Workload(model="tests.own_models:on_tables", data="digits", batch_size=12, num_microbatches=2)
+    draw = replace(EVERYTHING, scheme=scheme)
+    layers = build_layers(workload, draw, CPU)
+    if SCHEMES[scheme].calibrated:
+        calibrate(layers, dataset_of(workload).batch(0, 8, seed=0)[0])
+    given, drawn = OnTables(), layers[1]
+    assert isinstance(drawn, OnTables) and drawn.trained.weight.dtype == torch.float32
+    for name, weight in given.named_parameters():
+        assert torch.equal(drawn.get_parameter(name), weight) != weight.requires_grad, name
 
 
 def expected_factor(name: str, draw: Draw, position: int, depth: int) -> float:

@@ -35,6 +35,9 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
         module = builder.build()
     generator, stacks = torch.Generator().manual_seed(seed), _stacks(module)
     with torch.no_grad():
+        for parameter in module.parameters():  # some schemes know no 16 bits; what trains converts the whole layer
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = parameter.data.float()
         for parameter, what in roles(module, builder, is_last=0 < position == depth - 1):
             if what == "bias":
                 parameter.mul_(draw.bias)
@@ -60,10 +63,14 @@ def roles(
 ) -> Iterator[tuple[nn.Parameter, Role | Literal["bias"]]]:
     """List each matrix and bias of a layer once, under the first of its names; other vectors (norms) are left out.
 
+    So is what is frozen: no initial weights, but a table, a mask, or what the module's constructor has loaded.
+
     Args:
         is_last: the layer is the last of several. (The one layer of a model that could not be cut has no head.)
     """
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         path, _, own_name = name.rpartition(".")
         owner = module.get_submodule(path)
         if parameter.dim() >= 2:

@@ -17,8 +17,9 @@ def calibrate(module: nn.Sequential, inputs: torch.Tensor) -> None:
     """Rescale each linear map so that its outputs, less the bias, have a unit deviation over this batch.
 
     One pass is enough: outputs are proportional to the weight, and each map sees inputs that the maps before it have
-    already corrected. A map whose outputs are constant or not finite stays as it is; so does one that is never called
-    (attention that reads its projection's weight itself); one that is called twice is rescaled by its first outputs.
+    already corrected. A map whose outputs are constant or not finite stays as it is; so does one that is frozen, or
+    never called (attention that reads its projection's weight itself); one that is called twice is rescaled by its
+    first outputs.
     Weights change and nothing else: neither running statistics nor torch's global random state.
 
     Args:
@@ -29,7 +30,7 @@ def calibrate(module: nn.Sequential, inputs: torch.Tensor) -> None:
 
     def rescale(part: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         weight, bias = part.weight, part.bias
-        if id(weight) in rescaled:
+        if id(weight) in rescaled or not weight.requires_grad:
             return output
         rescaled.add(id(weight))
         shift = 0.0 if bias is None else bias.unflatten(0, (-1, *(1,) * (weight.dim() - 2)))  # channels, then pixels

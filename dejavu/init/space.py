@@ -160,7 +160,8 @@ def space_of(workload: Workload) -> Space:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             module = builder.build()
         found = list(roles(module, builder, is_last=0 < position == depth - 1))
-        has_norms |= len(found) < len(list(module.parameters()))  # vectors that are not biases
+        trained = [one for one in module.parameters() if one.requires_grad]
+        has_norms |= len(found) < len(trained)  # vectors that are not biases
         for role in {role for _, role in found}:
             moving |= {name for name in FACTORS if _changes(name, role, position, depth)}
     schemes = MENU if workload.trials.schemes is None else workload.trials.schemes

@@ -92,7 +92,7 @@ def spread(
         if computes_in is not None:
             _widen(module)
         _in_rows(module)
-        whole, frees = {*single_numbers(module)}, configuration.zero_level == 3
+        whole, frees = {*left_whole(module)}, configuration.zero_level == 3
         for part in (*module.children(), module):
             sharded = fully_shard(
                 part, mesh=mesh["replica"], reshard_after_forward=frees, mp_policy=policy, ignored_params=whole
@@ -117,9 +117,12 @@ def _in_rows(module: nn.Module) -> None:
             one.data = one.data.contiguous()
 
 
-def single_numbers(module: nn.Module) -> list[nn.Parameter]:
-    """Return the weights without dimensions, as a temperature: FSDP shards none, so each replica has them whole."""
-    return [one for one in module.parameters() if one.dim() == 0]
+def left_whole(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that each replica has whole: FSDP shards none without dimensions, as a temperature.
+
+    It would convert whole numbers, as a table of places, to the type in which masters are gathered.
+    """
+    return [one for one in module.parameters() if one.dim() == 0 or not one.is_floating_point()]
 
 
 def _of_loss(layer: nn.Module, split: TensorParallel, degree: int) -> tuple[tuple[str, Split], ...]:

@@ -31,7 +31,7 @@ from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.gradients.sharded import add_up
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import backend_of, to_receive, to_send
-from dejavu.runtime.replicas import single_numbers, split_by_sequence, sum_gradients
+from dejavu.runtime.replicas import left_whole, split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.splits.slices import SlicedSequence
@@ -94,7 +94,7 @@ class ReplicatedStage(PipelineStage):
         self._layers, self.first_microbatch, self.is_last_run = module, 0, True
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         self._shards, self._sharding = groups.shards, groups.sharding
-        self._single_numbers = single_numbers(module)
+        self._left_whole = left_whole(module)
         self._by_sequence = split_by_sequence(module, plan.rank_configuration(place.pipeline_rank))
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
@@ -227,7 +227,7 @@ class ReplicatedStage(PipelineStage):
             self._replicas.finish()
         are_compared = self._replicas is not None and self._replicas.gathers  # sums over shards, else any order does
         if self._sharding is not None and not are_compared:
-            sum_gradients(self._single_numbers, self._sharding, self.device)
+            sum_gradients(self._left_whole, self._sharding, self.device)
         if self._by_sequence and self._shards is not None and not are_compared:
             sum_gradients(self._by_sequence, self._shards, self.device)
 

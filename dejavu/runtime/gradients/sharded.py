@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from dejavu.runtime.replicas import single_numbers
+from dejavu.runtime.replicas import left_whole
 
 
 def add_up(module: nn.Module) -> None:
@@ -76,7 +76,7 @@ class ShardedGradients:
             self._groups.append((self.width, weights))
             layer.set_custom_reduce_scatter(_Receiver(self, self.width))
             self.width += sum(one.padded_sharded_param_size.numel() for one in weights)
-        self._whole = [one for one in single_numbers(module) if one.requires_grad]  # last, each in a column
+        self._whole = [one for one in left_whole(module) if one.requires_grad]  # last, each in a column
         self._sharded_width, self.width = self.width, self.width + len(self._whole)
 
     def places(self) -> list[Place]:
