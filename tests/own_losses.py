@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import nn
 
+from dejavu.workload.data import ExampleShape
+from dejavu.workload.models import LayerBuilder, Model
 from dejavu.workload.models.gpt import GPT
 
 
@@ -13,3 +18,14 @@ class Smoothed(GPT):
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing=0.1)
+
+
+@dataclass(frozen=True)
+class InParts(Model):
+    """Layers by these names; where there is none, a module in a layer's place."""
+
+    names: tuple[Any, ...]
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        made: Any = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        return tuple(made if name is None else LayerBuilder(name, lambda: made) for name in self.names)

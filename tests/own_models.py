@@ -694,6 +694,35 @@ def first_is(kind: str) -> nn.Sequential:
     return nn.Sequential(FIRST[kind](), nn.Linear(8, 3))
 
 
+class Called(nn.Module):
+    """Three children in order, by any names."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 8), nn.Linear(8, 10)])
+        self.names = names
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.inner:
+            x = part(x)
+        return x
+
+    def dejavu_layers(self) -> dict[str, nn.Module]:
+        return dict(zip(self.names, self.inner, strict=True))
+
+
+class FromStart(nn.Module):
+    """A chain whose children are called as what a stage keeps beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.sequence = nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Tanh())
+        self.fixed = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fixed(self.sequence(self.start(x)))  # type: ignore[no-any-return]
+
+
 class WithState(nn.Linear):
     """A part of its state is no tensor."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single
+from dejavu.runtime.training import Layers
 from dejavu.testing.models import check_model
 from dejavu.trials.spec import TrialSpec
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
@@ -169,6 +171,46 @@ def test_complex_tables_are_trained_with_as_they_are(kind: str, on_host: bool) -
     whole.load_state_dict({names[name]: weight for name, weight in layers.state_dict().items()})
     x, _ = batch_of(workload, 3)
     torch.testing.assert_close(layers(x), whole(x), atol=1e-6, rtol=0)
+
+
+def test_layers_may_be_called_anything() -> None:
+    """A stage has its layers beside what is its own, and what torch's modules have."""
+    stage = Layers(OrderedDict(), workload_of("Decoder"), 0)
+    names = [*vars(stage), *dir(nn.Sequential), "", "a.b", "a_b", "a b", "0"]
+    names += ["x"] * (-len(names) % 3)
+    for first in range(0, len(names), 3):
+        workload = workload_of("Called", names=names[first : first + 3])
+        assert len(layers_of(workload)) == len(set(names[first : first + 3])), names[first : first + 3]
+        layers = build_layers(workload, Draw(), torch.device("cpu"))
+        assert [name for name, _ in layers.named_children()] == [one.name for one in layers_of(workload)]
+        x, _ = batch_of(workload, 2)
+        layers(x).sum().backward()
+
+
+def test_a_chain_of_such_names_is_trained_and_exported(tmp_path: Path, alone: None) -> None:
+    job, checkpoint = checkpointed(workload_of("FromStart"), tmp_path / "run")
+    assert len(layers_of(job.workload)) == 3
+    found = export.export(tmp_path / "run", checkpoint, "state_dict", tmp_path / "out")
+    state = torch.load(found.files[0], weights_only=True)
+    check(own_models.FromStart(), state, job, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], r"its layers\(\) returns no layers"),
+        ([None], r"its layers\(\) has a Sequential as layer 0; wanted a LayerBuilder"),
+        (["a", "a"], r"its layers\(\) calls layer 1 'a'; wanted a name of its own"),
+        (["a.b"], r"its layers\(\) calls layer 0 'a\.b'; wanted .* without dots"),
+        (["a", ""], r"its layers\(\) calls layer 1 ''"),
+        (["step"], r"its layers\(\) calls layer 0 'step'; wanted .* no other use for"),
+        (["forward"], r"its layers\(\) calls layer 0 'forward'"),
+    ],
+)
+def test_layers_of_a_model_that_cannot_be_told_apart_are_refused(names: list[str | None], said: str) -> None:
+    """These were planned, and a training ended in a traceback; of two with one name one was left out."""
+    with pytest.raises(InputError, match=said):
+        layers_of(Workload(model="tests.own_losses:InParts", model_options={"names": names}, data="digits"))
 
 
 IMPORTS = {  # how a model's file reads another of its folder, which says how wide it is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from dejavu.workload.models._base import (
     TensorParallel,
     WholeExperts,
     by_class,
+    is_layer_name,
     source_hash,
     splits_loss,
 )
@@ -126,11 +127,32 @@ def _types_of(kind: Callable[..., Model]) -> dict[str, set[Any]]:
 
 
 def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
-    """The layers of the workload's model, for the workload's data."""
+    """The layers of the workload's model, for the workload's data.
+
+    Raises:
+        InputError: a `Model` of one's own gives none, or some that cannot be told apart.
+    """
     model = model_of(workload)
-    *before, last = model.layers(dataset_of(workload).shape)
+    *before, last = _told_apart(model.layers(dataset_of(workload).shape), f"model {workload.model!r}: its layers()")
     split = last.tensor_parallel
     if split is not None and split.weights and not model.has_loss_by_class:
         weights = tuple((name, "gathered" if cut == "scores" else cut) for name, cut in split.weights)
         last = replace(last, tensor_parallel=replace(split, weights=weights))
     return (*before, last)
+
+
+def _told_apart(found: Sequence[LayerBuilder], said: str) -> Sequence[LayerBuilder]:
+    if not found:
+        raise InputError(f"{said} returns no layers", ("model",))
+    names = set[str]()
+    for number, one in enumerate(found):
+        if not isinstance(one, LayerBuilder):
+            raise InputError(f"{said} has a {type(one).__name__} as layer {number}; wanted a LayerBuilder", ("model",))
+        if one.name in names or not is_layer_name(one.name):
+            raise InputError(
+                f"{said} calls layer {number} {one.name!r}; wanted a name of its own, without dots, which torch's "
+                "nn.Sequential and the training's stages have no other use for, as block0",
+                ("model",),
+            )
+        names.add(one.name)
+    return found

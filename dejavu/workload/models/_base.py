@@ -27,6 +27,17 @@ IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape":
 DIGITS = {"data": "digits"}
 MOST_BLOCKS, MOST_SIZE = 100_000, 10_000_000  # of a model, and a width or number in it: more is a typing mistake
 
+# What a stage keeps beside its layers (`runtime.training.Layers`); a test holds the two together.
+_OF_STAGES = {"start", "recompute", "offload", "seed", "autocast", "step", "microbatch", "first_example", "sequence"}
+_OF_STAGES |= {"besides", "in_parts", "computes_in", "fixed", "_last", "_is_last"}
+_OF_TORCH = nn.Sequential()
+
+
+def is_layer_name(name: str) -> bool:
+    """Return whether a stage can have a layer of this name: nothing else in it is called so, and it has no dots."""
+    return bool(name) and "." not in name and name not in _OF_STAGES and not hasattr(_OF_TORCH, name)
+
+
 Split = Literal["columns", "rows", "gathered", "scores", "shared", "summed", "positions", "all positions"]
 _Loss = TypeVar("_Loss", bound=Callable[..., torch.Tensor])
 

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from dejavu.workload.models._base import is_layer_name
+
 
 def layer_name(group: tuple[str, ...]) -> str:
     """Name a layer without dots, which separate a layer's name from its weights' in checkpoints."""
-    return (group[0] if len(group) == 1 else f"{group[0]}-{group[-1]}").replace(".", "_")
+    name = (group[0] if len(group) == 1 else f"{group[0]}-{group[-1]}").replace(".", "_")
+    return name if is_layer_name(name) else f"{name}_"
 
 
 def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
