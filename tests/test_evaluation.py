@@ -169,6 +169,28 @@ def test_what_a_layer_keeps_is_kept_once_where_it_runs_again(name: str, options:
     assert not all(torch.equal(tensor, fresh[key]) for key, tensor in kept[0].items())
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_a_layer_that_runs_again_computes_what_it_did(num_microbatches: int) -> None:
+    """Also where it read a buffer that later microbatches have changed: gradients are those without recomputation."""
+    workload = Workload.model_validate(
+        EVALUATED.model_dump() | {"model": "tests.own_models:Centring", "model_options": {}, "data": "digits"}
+    )
+    gradients = []
+    for recompute in (False, True):
+        layers = build_layers(workload, Draw(), CPU, recompute=recompute)
+        for step in range(2):
+            outputs = []
+            for layers.microbatch in range(num_microbatches):
+                x, _ = dataset_of(workload).batch(step * num_microbatches + layers.microbatch, 8, seed=0)
+                outputs.append(layers(x))
+            for output in outputs:
+                output.square().sum().backward()
+        gradients.append({name: weight.grad for name, weight in layers.named_parameters()})
+        gradients[-1] |= dict(layers.named_buffers())
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, atol=1e-6, rtol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("lost", [*itertools.combinations(range(2, 7), 1), *itertools.combinations(range(2, 7), 2), ()])
 def test_losses_are_of_the_steps_that_they_are_said_to_be_of(lost: tuple[int, ...], tmp_path: Path) -> None:
     """Where lines are lost: of a training that goes on elsewhere, or after a power failure."""

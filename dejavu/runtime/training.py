@@ -143,25 +143,48 @@ class Layers(nn.Sequential):
 
 def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
     """Run a layer's forward pass, which keeps its input alone and runs again before its backward pass."""
-    output: torch.Tensor = checkpoint(
-        run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _BuffersApart(layer))
-    )
+    if not torch.is_grad_enabled():
+        return run(x)
+    before = _BuffersBefore(layer)
+    output: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
+    before.keep_what_changed()
     return output
 
 
-class _BuffersApart:
-    """A context, to be entered any number of times, in which a layer writes to copies of its buffers.
+_CHANGING = "_changing_buffers"  # of a layer's attributes: the names of buffers that its first forward pass changed
 
-    What runs a layer's forward pass again enters it: the first pass has written what there is to write, such as a batch
-    norm's statistics. The buffers themselves are not written, as backward passes of other microbatches may want them.
+
+class _BuffersBefore:
+    """A context, to be entered any number of times, in which a layer has copies of its buffers, as they are now.
+
+    What runs a layer's forward pass again enters it: it has to compute what the first pass did, which may have read
+    what later microbatches have changed since, as a mean that a layer keeps and subtracts. And the first pass has
+    written what there is to write, such as a batch norm's statistics. Which buffers a layer changes is seen in the
+    first pass of all (torch counts no changes by a batch norm); copies of the others are made when it runs again.
     """
 
     def __init__(self, layer: nn.Module) -> None:
-        self._layer, self._held = layer, list[tuple[nn.Module, dict[str, torch.Tensor | None]]]()
+        self._layer, known = layer, vars(layer).get(_CHANGING)
+        self._before = {name: one.clone() for name, one in layer.named_buffers() if known is None or name in known}
+        self._held = list[tuple[nn.Module, dict[str, torch.Tensor | None]]]()
+
+    def keep_what_changed(self) -> None:
+        """Keep copies of those buffers alone that forward passes change."""
+        if _CHANGING not in vars(self._layer):
+            now = dict(self._layer.named_buffers())
+            for name in [name for name, one in self._before.items() if torch.equal(one, now[name])]:
+                del self._before[name]
+            vars(self._layer)[_CHANGING] = set(self._before)
 
     def __enter__(self) -> None:
+        names = {id(one): name for name, one in self._layer.named_buffers()}
         self._held = [(part, dict(part._buffers)) for part in self._layer.modules() if part._buffers]
-        copies = {id(one): one.clone() for _, own in self._held for one in own.values() if one is not None}
+        copies = {
+            id(one): self._before.get(names[id(one)], one).clone()
+            for _, own in self._held
+            for one in own.values()
+            if one is not None
+        }
         for part, own in self._held:
             part._buffers.update({name: copies[id(one)] for name, one in own.items() if one is not None})
 
