@@ -118,11 +118,8 @@ def _in_rows(module: nn.Module) -> None:
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """Return the weights that each replica has whole: FSDP shards none without dimensions, as a temperature.
-
-    It would convert whole numbers, as a table of places, to the type in which masters are gathered.
-    """
-    return [one for one in module.parameters() if one.dim() == 0 or not one.is_floating_point()]
+    """Return the weights that each replica has whole: FSDP shards none without dimensions, as a temperature."""
+    return [one for one in module.parameters() if one.dim() == 0]
 
 
 def _of_loss(layer: nn.Module, split: TensorParallel, degree: int) -> tuple[tuple[str, Split], ...]:
