@@ -7,11 +7,12 @@ from prefect.runtime import flow_run
 from dejavu.cluster import Cluster
 from dejavu.launch.running import status_of
 from dejavu.planning import PlanRequest
+from dejavu.plans import NoPlanError
 from dejavu.watching import Decided, Decision, Notes
 from dejavu.workload import Workload
 from flows.planned import planned
 from flows.session import session
-from tasks.deciding import decide_on
+from tasks.deciding import decide_on, without_plan
 
 
 def replanned(
@@ -21,8 +22,14 @@ def replanned(
     before = notes.planned
     with session(workload, file, cluster=now, dask=dask) as here:
         request = PlanRequest(workload, now, here.database, budget_seconds=budget_seconds, seed=workload.seed)
-        found = planned(request, here, dask, measure=False)
         run = str(flow_run.id)
+        try:
+            found = planned(request, here, dask, measure=False)
+        except NoPlanError as error:
+            decision = without_plan(workload, now, before, change, run, error)
+            here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
+            notes.decided(decision)
+            raise
         decision = decide_on(
             found.choice, workload, before, change, run, is_running=status_of(here.project).is_training
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from prefect import get_run_logger, task
@@ -12,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import InputError
 from dejavu.planning import Choice
-from dejavu.plans import Plan
+from dejavu.plans import NoPlanError, Plan
 from dejavu.watching import Decided, Decision, Planned, decide
 from dejavu.workload import Workload
 
@@ -22,29 +23,43 @@ def decide_on(
     choice: Choice, workload: Workload, before: Planned | None, change: str, run: str, *, is_running: bool
 ) -> Decision:
     """Compare the plan that is there with the new one, both predicted on the changed cluster; log and show why."""
-    cluster = choice.request.cluster
+    cluster, settings = choice.request.cluster, workload.replan
     old_seconds = _step_seconds(choice, before.plan) if before is not None and _fits_on(before.plan, cluster) else None
-    settings = workload.replan
     if before is None:
         decided, why = Decided.PLANNED, "the first plan of this workload on this cluster"
     else:
         decided, why = decide(settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running)
-    decision = Decision(
+    decision = _decision(workload, cluster, before, change, run, str(decided), why)
+    decision = replace(decision, old_step_seconds=old_seconds, new_step_seconds=choice.step_seconds)
+    get_run_logger().info("%s: %s (%s)", decided, why, change)
+    create_markdown_artifact(f"**{decided}**: {why}.\n\nChanged: {change}.", key="decision", description=change)
+    return decision
+
+
+def without_plan(
+    workload: Workload, cluster: Cluster, before: Planned | None, change: str, run: str, why: NoPlanError
+) -> Decision:
+    """Return the decision that there is no plan for the changed cluster, so that looks announce it once."""
+    return _decision(workload, cluster, before, change, run, Decided.NONE, str(why))
+
+
+def _decision(
+    workload: Workload, cluster: Cluster, before: Planned | None, change: str, run: str, decided: str, why: str
+) -> Decision:
+    """Return a decision without the steps of plans."""
+    return Decision(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=workload.model,
         change=change,
         old_fingerprint=before.cluster.fingerprint if before else "",
         new_fingerprint=cluster.fingerprint,
-        old_step_seconds=old_seconds,
-        new_step_seconds=choice.step_seconds,
-        margin=settings.margin,
+        old_step_seconds=None,
+        new_step_seconds=None,
+        margin=workload.replan.margin,
         decided=str(decided),
         why=why,
         run=run,
     )
-    get_run_logger().info("%s: %s (%s)", decided, why, change)
-    create_markdown_artifact(f"**{decided}**: {why}.\n\nChanged: {change}.", key="decision", description=change)
-    return decision
 
 
 def _fits_on(plan: Plan, cluster: Cluster) -> bool:

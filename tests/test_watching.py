@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import random
@@ -19,9 +20,12 @@ import pytest
 from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
 from dejavu.cluster.records import HostMemory, Nvme
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.plans import Plan
+from dejavu.plans import Infeasible, NoPlanError, Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
+from flows import replan as looking
+from flows.recorded.decisions import decisions_table
+from tasks.deciding import without_plan
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.yaml"))
@@ -374,15 +378,16 @@ def test_no_gain_is_worth_no_change(action: str, margin: float, seconds: float) 
         assert better != Decided.KEPT
 
 
+A_PLAN: dict[str, Any] = {
+    "stages": [{"start": 0, "stop": 2, "configuration": {"device_type": "V100-SXM2-16GB"}}],
+    "num_microbatches": 4,
+    "schedule": "1f1b",
+}
+
+
 def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, TWO)
-    plan = Plan.from_dict(
-        {
-            "stages": [{"start": 0, "stop": 2, "configuration": {"device_type": "V100-SXM2-16GB"}}],
-            "num_microbatches": 4,
-            "schedule": "1f1b",
-        }
-    )
+    plan = Plan.from_dict(A_PLAN)
     notes, other = (
         Notes(tmp_path, Workload(), "cluster.yaml", ""),
         Notes(tmp_path, Workload(seed=1), "cluster.yaml", ""),
@@ -429,8 +434,44 @@ def test_decisions_of_the_wrong_types_are_named(tmp_path: Path) -> None:
             path.write_text(json.dumps(whole | {name: other}) + "\n")
             with pytest.raises(DejavuError, match=rf"line 1 of .* is no record of a decision \({name} is .*; wanted"):
                 list(Notes.decisions(tmp_path))
-    path.write_text(json.dumps(whole | {"old_step_seconds": None}) + "\n")
-    assert [one.gain for one in Notes.decisions(tmp_path)] == [None]
+    for absent in ("old_step_seconds", "new_step_seconds"):
+        path.write_text(json.dumps(whole | {absent: None}) + "\n")
+        assert [one.gain for one in Notes.decisions(tmp_path)] == [None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cluster_without_a_plan_is_announced_once(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at clusters that come and go: of each change an event, whether or not its re-plan finds a plan."""
+    rng = random.Random(seed)
+    clusters = [load_cluster(path) for path in EXAMPLES[:3]]
+    hopeless = {cluster.fingerprint for cluster in clusters if rng.random() < 0.6}
+    notes, others = (Notes(tmp_path / ".dejavu", Workload(seed=k), "cluster.yaml", "") for k in (0, 1))
+    planned = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "", None, 0.5, 0.03, "planned", "y", "r")
+    none = NoPlanError(Infeasible("exact", "no plan fits", 0.0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    found_none, decided = "", 0
+    for now in rng.choices(clusters, k=10):
+        monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_, now=now: now)
+        for _ in range(2):
+            before = notes.planned
+            changed = before is None or before.cluster.fingerprint != now.fingerprint
+            looking._to_announce.clear()
+            said = looking.replan.fn().message
+            assert bool(looking._to_announce) == (changed and now.fingerprint != found_none), said
+            if looking._to_announce and now.fingerprint in hopeless:
+                notes.decided(without_plan(Workload(), now, before, "x", "r", none))
+                found_none = now.fingerprint
+            elif looking._to_announce:
+                notes.keep(now, Plan.from_dict(A_PLAN), 0.5, "r")
+                notes.decided(replace(planned, new_fingerprint=now.fingerprint))
+                found_none = ""
+            else:
+                assert ("no plan fits" if changed else "nothing changed") in said
+            others.decided(replace(planned, new_fingerprint=now.fingerprint))  # of another question
+            decided += 1 + bool(looking._to_announce)
+    assert decisions_table(tmp_path, 100).row_count == decided
 
 
 def test_a_question_is_the_same_however_its_cluster_file_is_written(

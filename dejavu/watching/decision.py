@@ -14,6 +14,7 @@ class Decided(StrEnum):
     PLANNED = "planned"  # the new plan is the one to train from now on
     KEPT = "kept"  # the plan that is there stays: a new one gains less than the margin
     NOTIFIED = "notified"  # the new plan is only said
+    NONE = "no plan"  # none was found for the changed cluster
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Decision:
         change: what differs from the cluster of the plan that is there.
         old_fingerprint, new_fingerprint: of the two clusters; old is empty where no plan was there.
         old_step_seconds: predicted for the plan that is there on the changed cluster; None: it cannot run there.
-        new_step_seconds: predicted for the new plan.
+        new_step_seconds: predicted for the new plan; None: there is none.
         margin: the least gain that is worth a change.
         decided: one of `Decided`.
         why: a sentence.
@@ -39,7 +40,7 @@ class Decision:
     old_fingerprint: str
     new_fingerprint: str
     old_step_seconds: float | None
-    new_step_seconds: float
+    new_step_seconds: float | None
     margin: float
     decided: str
     why: str
@@ -47,9 +48,9 @@ class Decision:
 
     @property
     def gain(self) -> float | None:
-        """Share by which the new plan's step is shorter; None: the plan that is there cannot run."""
-        old = self.old_step_seconds
-        return None if old is None else 1 - self.new_step_seconds / old
+        """Share by which the new plan's step is shorter; None: one of the two is no plan for this cluster."""
+        old, new = self.old_step_seconds, self.new_step_seconds
+        return None if old is None or new is None else 1 - new / old
 
 
 def decide(

@@ -20,10 +20,11 @@ from dejavu.cluster import Cluster
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.files import write_json
 from dejavu.plans import Plan
-from dejavu.watching.decision import Decision
+from dejavu.watching.decision import Decided, Decision
 from dejavu.workload import Workload
 
 _TEXTS = ("at", "model", "change", "old_fingerprint", "new_fingerprint", "decided", "why", "run")
+_SECONDS = ("old_step_seconds", "new_step_seconds")  # null: of a plan that is none
 SETTLED_SECONDS = 4.0  # what changed must have stayed so for as long: a nanny restarts a worker, an editor saves twice
 
 
@@ -123,6 +124,14 @@ class Notes:
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps({"question": self.key, **asdict(decision)}).encode() + b"\n")
 
+    def without_plan(self, cluster: Cluster) -> Decision | None:
+        """Return the last decision about this question, if it is that there is no plan for this cluster."""
+        last = None
+        for question, decision in _decisions(self._folder):
+            last = decision if question == self.key else last
+        found = last is not None and last.decided == Decided.NONE and last.new_fingerprint == cluster.fingerprint
+        return last if found else None
+
     @staticmethod
     def decisions(work: Path) -> Iterator[Decision]:
         """Read every decision of a project, the oldest first; a last line that is half written is left out.
@@ -130,21 +139,25 @@ class Notes:
         Raises:
             DejavuError: another line is damaged.
         """
-        path = work / "watch" / "decisions.jsonl"
-        *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-        for number, line in enumerate(lines, 1):
-            try:
-                content = json.loads(line)
-                del content["question"]
-                _check(content, text=_TEXTS, numbers=("new_step_seconds", "margin"))
-                if content["old_step_seconds"] is not None:
-                    _check(content, numbers=("old_step_seconds",))
-                decision = Decision(**content)
-            except (ValueError, KeyError, TypeError) as error:
-                raise DejavuError(
-                    f"line {number} of {path} is no record of a decision ({error}); delete the line"
-                ) from error
-            yield decision
+        return (decision for _, decision in _decisions(work / "watch"))
+
+
+def _decisions(folder: Path) -> Iterator[tuple[str, Decision]]:
+    """Read every decision, and the key of the question that it is about."""
+    path = folder / "decisions.jsonl"
+    *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+            question = content.pop("question")
+            seconds = [name for name in _SECONDS if content[name] is not None]
+            _check(content, text=_TEXTS, numbers=("margin", *seconds))
+            decision = Decision(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DejavuError(
+                f"line {number} of {path} is no record of a decision ({error}); delete the line"
+            ) from error
+        yield question, decision
 
 
 def _numbers(content: Any) -> dict[str, float]:

@@ -15,8 +15,8 @@ def decisions_table(project: Path, last: int) -> Table:
     """Return the newest decisions of a project, the oldest first."""
     table = Table("when (UTC)", "model", "what changed", "decided", "step, predicted", "why", box=None, pad_edge=False)
     for one in list(Notes.decisions(project / ".dejavu"))[-last:]:
-        before = "–" if one.old_step_seconds is None else format_seconds(one.old_step_seconds)
-        steps = f"{before} → {format_seconds(one.new_step_seconds)}"
+        seconds = (one.old_step_seconds, one.new_step_seconds)
+        steps = " → ".join("–" if each is None else format_seconds(each) for each in seconds)
         words = (one.at.partition("+")[0], one.model, one.change, one.decided, steps, one.why)
         table.add_row(*map(Text, words))
     if not table.row_count:
