@@ -118,7 +118,10 @@ def test_an_error_decides_the_status_of_the_run_and_its_parent(project, error, s
     for run in all_runs(project).values():
         assert run.info.status == status
         unsaid = "it was ended from outside" if status == "KILLED" else type(error).__name__
-        assert run.data.tags["dejavu.failure"] == (str(error) or unsaid)
+        said = {KeyboardInterrupt: "it was interrupted", SystemExit: "its process exited with code 3"}.get(
+            type(error), str(error)
+        )
+        assert run.data.tags["dejavu.failure"] == (said or unsaid)
 
 
 def test_a_run_that_fails_at_an_interrupt_was_interrupted(project):
@@ -129,7 +132,7 @@ def test_a_run_that_fails_at_an_interrupt_was_interrupted(project):
             raise ValueError("Task run is not set")  # a library that ends what it has not begun
     for run in all_runs(project).values():
         assert run.info.status == "KILLED"
-        assert run.data.tags["dejavu.failure"] == "it was ended from outside"
+        assert run.data.tags["dejavu.failure"] == "it was interrupted"
 
 
 def test_artifacts_of_each_form(project, tmp_path):
@@ -217,9 +220,13 @@ def test_a_killed_process_leaves_no_run_open(project):
         assert process.stdout.readline() == "open\n"
         assert sweep_killed(project) == []  # it lives
         assert {run.info.status for run in all_runs(project).values()} == {"RUNNING"}
+        assert [run.status for run in runs(project)] == ["RUNNING"]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    (told,) = runs(project)  # `dejavu runs` says so before the next run does
+    assert told.status == "KILLED" and "ended without closing" in told.verdict
+    assert {run.info.status for run in all_runs(project).values()} == {"RUNNING"}, "reading changes nothing"
     with Tracker.open(project, "next"):
         statuses = {name: run.info.status for name, run in all_runs(project).items()}
     assert statuses == {"killed": "KILLED", "training": "KILLED", "next": "RUNNING"}

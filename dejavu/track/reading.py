@@ -12,7 +12,7 @@ from mlflow.entities import Run as MlflowRun
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.registry import did_you_mean
-from dejavu.track.server import FAILURE_TAG, PARENT_TAG, Server
+from dejavu.track.server import FAILURE_TAG, PARENT_TAG, Server, why_killed
 
 VERDICT_TAG, FOLDER_TAG, FLOW_RUN_TAG = "dejavu.verdict", "dejavu.folder", "prefect.flow_run"
 PLAN, REPORT = ("plan/plan.json", "plan.json"), ("report/report.html", "report.html")  # the latter: of older runs
@@ -157,14 +157,15 @@ def _listed(found: list[RunSummary]) -> str:
 
 def _summary(project: Path, run: MlflowRun) -> RunSummary:
     tags, parameters, metrics = run.data.tags, run.data.params, run.data.metrics
+    killed = why_killed(run)  # the next run writes it down
     return RunSummary(
         run_id=run.info.run_id,
         name=run.info.run_name,
-        status=run.info.status,
+        status="KILLED" if killed else run.info.status,
         start_seconds=run.info.start_time / 1000,
         model=parameters.get("workload.model", ""),
         cluster=parameters.get("cluster", ""),
-        verdict=tags.get(FAILURE_TAG) or tags.get(VERDICT_TAG, ""),
+        verdict=killed or tags.get(FAILURE_TAG) or tags.get(VERDICT_TAG, ""),
         predicted_step_seconds=metrics.get("predicted_step_seconds"),
         measured_step_seconds=metrics.get("measured_step_seconds"),
         loss=metrics.get("loss"),

@@ -244,7 +244,8 @@ class Run:
             interrupted = was_interrupted(error)
             killed = interrupted or not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
             status = "KILLED" if killed else "FAILED"
-            said = "" if interrupted else str(error)
+            said = "it was interrupted" if interrupted else str(error)  # a library may fail at it in its own words
+            said = f"its process exited with code {error.code}" if isinstance(error, SystemExit) else said
             self.tags({FAILURE_TAG: said or ("it was ended from outside" if killed else type(error).__name__)})
             raise
         finally:

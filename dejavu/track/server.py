@@ -60,6 +60,15 @@ def sweep_killed(project: Path) -> list[str]:
     return [] if server.is_empty else server.sweep_killed()
 
 
+def why_killed(run: MlflowRun) -> str:
+    """Say that the process of an open run of this host has ended; empty: it runs, or the run is another or not open."""
+    tags = run.data.tags
+    if run.info.status != "RUNNING" or tags.get(HOST_TAG) != socket.gethostname():
+        return ""
+    pid, started = int(tags[PID_TAG]), float(tags[START_TAG])
+    return f"process {pid} ended without closing this run" if has_ended(pid, started) else ""
+
+
 def is_refusal(error: Exception) -> bool:
     """Return whether MLflow responded and rejected this for good, so that a retry is useless."""
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
@@ -211,9 +220,8 @@ class Server:
         mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
         swept = []
         for run in self.search(mine, most=1000):
-            pid, started = int(run.data.tags[PID_TAG]), float(run.data.tags[START_TAG])
-            if has_ended(pid, started):
-                client.set_tag(run.info.run_id, FAILURE_TAG, f"process {pid} ended without closing this run")
+            if why := why_killed(run):
+                client.set_tag(run.info.run_id, FAILURE_TAG, why)
                 client.set_terminated(run.info.run_id, "KILLED")
                 swept.append(run.info.run_name)
         return swept
