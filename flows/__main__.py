@@ -94,8 +94,8 @@ def run(
     resume: Annotated[
         str,
         typer.Option(
-            help="an earlier training, .dejavu/runs/… or the URL of its copies; go on from its last checkpoint, of its "
-            "own workload unless --workload is given"
+            help="an earlier training, .dejavu/runs/…, the URL of its copies, or `last`; go on from its last "
+            "checkpoint, of its own workload unless --workload is given"
         ),
     ] = "",
     dask: Annotated[

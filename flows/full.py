@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from dejavu.foundation.gc_frozen import gc_frozen
@@ -37,7 +37,19 @@ class Outcome(NamedTuple):
     tracking_uri: str
 
 
-@flow(name="dejavu", flow_run_name="{workload.model} on {cluster}", validate_parameters=True)
+def _takes_its_own(resume: str, workload: Workload) -> bool:
+    """Whether the training to resume says what is trained: a deployment's form has the default where none is typed."""
+    return bool(resume and deployment.id) and workload == Workload()
+
+
+def _run_name() -> str:
+    """Name the model; where the training to resume says which, the training."""
+    given = flow_run.parameters
+    its_own = _takes_its_own(given["resume"], given["workload"])
+    return f"{Path(given['resume']).name if its_own else given['workload'].model} on {given['cluster']}"
+
+
+@flow(name="dejavu", flow_run_name=_run_name, validate_parameters=True)
 def dejavu(
     workload: WorkloadParameter = Workload(),  # noqa: B008
     cluster: ClusterFile = "cluster.yaml",
@@ -65,8 +77,8 @@ def dejavu(
         budget_seconds: for all searches together.
         dask: address of a Dask scheduler with a worker on every host of the cluster, or `slurm` or `pbs`, whose jobs
             are then started as workers, one for each node (`4xslurm`: four); empty: this machine only.
-        resume: the folder of an earlier training (.dejavu/runs/…) to continue from its last checkpoint, under
-            today's plan.
+        resume: the folder of an earlier training (.dejavu/runs/…), or `last`, to continue from its last checkpoint,
+            under today's plan; of its own workload, where none is given here.
         wait: for another run that measures or trains in this folder to end, instead of raising an error.
 
     Returns:
@@ -81,7 +93,7 @@ def dejavu(
         from dejavu.report import ReportData
         from dejavu.workload.pretrained import check_pretrained
         from flows.initialize import initialize
-        from flows.inputs import local_training, read_resume
+        from flows.inputs import local_training, read_resume, workload_of
         from flows.plan import plan
         from flows.profiling import profile
         from flows.session import session
@@ -91,6 +103,8 @@ def dejavu(
         from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
     resume = local_training(resume, train=train)
+    if _takes_its_own(resume, workload):
+        workload = workload_of(resume)
     earlier = read_resume(resume, workload)
     if earlier is not None and earlier.is_complete:
         return Completed(message=str(earlier))

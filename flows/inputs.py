@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 DATABASE = Path("profiles_db")
+LAST = "last"  # of `--resume`: the folder's last training
 
 
 def load_cluster_file(cluster: Path) -> Cluster:
@@ -162,6 +164,9 @@ def workload_of(resume: str) -> Workload:
 def local_training(resume: str, *, train: bool = True) -> str:
     """Return the folder of the training to resume; of a URL, its job and last checkpoint are fetched to here.
 
+    Args:
+        resume: a folder, a URL, or `last`.
+
     Raises:
         InputError: there is no such training, or nothing is to be trained.
     """
@@ -169,11 +174,22 @@ def local_training(resume: str, *, train: bool = True) -> str:
         raise InputError(
             f"--resume {resume} goes on with a training, and --no-train trains nothing; wanted one of them"
         )
+    if resume == LAST and not (Path(resume) / "job.json").is_file():
+        return _last_training(Path.cwd())
     if "://" not in resume:
         return resume
     from dejavu.runtime.job.copies import fetch
 
     return str(fetch(resume, Path(".dejavu") / "runs"))
+
+
+def _last_training(project: Path) -> str:
+    from dejavu.launch.running import status_of
+
+    found = status_of(project).training
+    if found is None:
+        raise InputError(f"--resume {LAST}: there has been no training in {project}; `dejavu run` starts one")
+    return os.path.relpath(found.folder, project)
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

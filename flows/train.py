@@ -46,6 +46,7 @@ def train(
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
+        from dejavu.launch.training_lock import record_training
         from flows.endings import trains_in
         from flows.session import session
         from tasks.pricing import capture_model
@@ -54,6 +55,7 @@ def train(
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
         trains_in(Path(job.folder))
+        record_training(here.project, Path(job.folder))
         graph = capture_model(job.workload, here.cluster)
         if here.jobs is not None:
             here.jobs.wait_for_all(here.log.info)

@@ -19,14 +19,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dejavu.cluster import load_cluster
+from dejavu.foundation.errors import InputError
 from dejavu.launch.running import status_of, training_in
-from dejavu.launch.training_lock import Holder, alone_in
+from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
 from flows import room
 from flows.__main__ import app
-from flows.inputs import workload_of
+from flows.inputs import local_training, workload_of
 from flows.listening import printed_as_json
 from flows.printing import print_in_any_locale
 from flows.recorded.status import QUIET_SECONDS, status_lines, status_to_dict
@@ -169,6 +170,40 @@ def test_a_running_training_says_how_far_it_is(steps: int, tmp_path: Path) -> No
         (folder / "result.json").write_text("{}")
         assert "has trained, and records it" in status_lines(status_of(tmp_path))[0]
     assert status_of(tmp_path).holder is None
+
+
+@pytest.mark.parametrize("steps", [0, 25])
+@pytest.mark.parametrize("place", ["job", ".dejavu/runs/older", "jobs of mine/a", "../elsewhere"])
+def test_a_training_of_an_older_job_is_seen_wherever_it_is(place: str, steps: int, tmp_path: Path) -> None:
+    """As the deployment `dejavu/train` trains them: status said that no training had begun."""
+    project = tmp_path / "project"
+    newest = prepared(project, 3)
+    folder = (project / place).resolve()
+    shutil.copytree(prepared(tmp_path / "other", steps), folder)
+    os.utime(folder / "job.json", (1.7e9, 1.7e9))
+    with alone_in(project, "gpt on desk"):
+        record_training(project, project / place)
+        found = status_of(project)
+        assert found.is_training and found.training is not None and found.training.folder.resolve() == folder
+        lines = status_lines(found)
+        assert " is training since " in lines[0] and lines[1].startswith(f"step {steps} of 40")
+        (folder / "result.json").write_text("{}")
+        assert "has trained, and records it" in status_lines(status_of(project))[0]
+    last = status_of(project).training
+    assert last is not None and last.folder == newest, "what the process held ends with it"
+
+
+def test_the_last_training_is_resumed_by_that_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"--resume last: there has been no training in .*; `dejavu run` starts one"):
+        local_training("last")
+    for name in ("a", "it's ü [b]", "c"):
+        prepared(tmp_path, 3, name)
+        assert local_training("last") == f".dejavu/runs/{name}"
+    with pytest.raises(InputError, match="--no-train trains nothing"):
+        local_training("last", train=False)
+    shutil.copytree(tmp_path / ".dejavu" / "runs" / "a", tmp_path / "last")
+    assert local_training("last") == "last", "a folder of that name is that folder"
 
 
 def test_what_ended_before_its_last_step_can_be_resumed(tmp_path: Path) -> None:

@@ -96,15 +96,21 @@ class Status:
     def _is_of_holder(self) -> bool:
         if self.holder is None or self.training is None:
             return False
+        if self.holder.training:
+            return Path(self.holder.training) == self.training.folder.resolve()
         return (self.training.folder / "job.json").stat().st_mtime >= self.holder.since_seconds
 
 
 def status_of(project: Path) -> Status:
     """Look at the folder of a project; trainings whose files cannot be read are passed over."""
+    holder = holder_in(project)
     jobs = (project / ".dejavu" / "runs").glob("*/job.json")
-    latest = sorted(jobs, key=lambda path: path.stat().st_mtime, reverse=True)
-    found = (training for path in latest if (training := training_in(path.parent)) is not None)
-    return Status(holder_in(project), next(found, None))
+    latest = [path.parent for path in sorted(jobs, key=lambda path: path.stat().st_mtime, reverse=True)]
+    if holder is not None and holder.training:  # of an older job, or of one that is in another folder
+        own = Path(holder.training)
+        latest = [next((folder for folder in latest if folder.resolve() == own), own), *latest]
+    found = (training for folder in latest if (training := training_in(folder)) is not None)
+    return Status(holder, next(found, None))
 
 
 def training_in(folder: Path) -> Training | None:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Holder:
         start_seconds: when its process was started, since the machine's boot: the pid alone may have been reused.
         since_seconds: when it acquired the lock, since the epoch.
         is_upkeep: it looks after the files (`dejavu backup` and its like), and neither measures nor trains.
+        training: the folder that it trains; empty: it has not begun to.
     """
 
     what: str
@@ -49,6 +50,7 @@ class Holder:
     host: str
     since_seconds: float
     is_upkeep: bool = False
+    training: str = ""
 
     @classmethod
     def here(cls, what: str, *, is_upkeep: bool = False) -> Holder:
@@ -84,6 +86,13 @@ def holder_in(project: Path) -> Holder | None:
     except (OSError, ValueError, TypeError):  # no record, or its writer was killed meanwhile
         return None
     return found if found.runs else None
+
+
+def record_training(project: Path, training: Path) -> None:
+    """Record which training this process, which holds the project's folder, begins; it may be anywhere."""
+    holder = holder_in(project)
+    if holder is not None:
+        write_json(project / ".dejavu" / HOLDER, asdict(replace(holder, training=str(training.resolve()))))
 
 
 @contextmanager
