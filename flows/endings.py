@@ -69,6 +69,12 @@ def _is_unreachable(error: object) -> bool:
     return httpx is not None and isinstance(error, httpx.TransportError)
 
 
+def _is_of_parameters(error: object) -> bool:
+    """Return whether Prefect says that a flow does not take what was typed: a value of a field, or the name of one."""
+    prefect = sys.modules.get("prefect.exceptions")
+    return prefect is not None and isinstance(error, prefect.ParameterTypeError | prefect.SignatureMismatchError)
+
+
 def _unreachable(error: object) -> str:
     return f"Prefect's server at {os.environ.get('PREFECT_API_URL', 'its address')} does not answer ({error})"
 
@@ -153,7 +159,7 @@ def interrupts_as_such() -> Iterator[None]:
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
-    So is a server of Prefect that does not answer any more.
+    So are a server of Prefect that does not answer any more, and parameters that a flow does not take.
 
     Nor is a task's end logged, where it only completed.
 
@@ -167,7 +173,7 @@ class Sentences(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         unreachable, interrupted = _is_unreachable(error), was_interrupted(error)
-        if isinstance(error, DejavuError) or unreachable or interrupted:
+        if isinstance(error, DejavuError) or _is_of_parameters(error) or unreachable or interrupted:
             if error is self._said or (unreachable and _is_unreachable(self._said)):
                 return False
             self._said = error
@@ -215,6 +221,19 @@ def without_waiting_for_heartbeats() -> None:
 
     if not isinstance(flow_engine._send_heartbeats, partial):
         flow_engine._send_heartbeats = partial(flow_engine._send_heartbeats, join_on_exit=False)
+
+
+def without_a_reader() -> None:
+    """Let a run go on whose output nobody reads any more: that is Prefect's worker, which may be killed.
+
+    rich, by which Prefect prints each line of the log, would end the process (`Console.on_broken_pipe`).
+    """
+    from rich.console import Console
+
+    def be_quiet(console: Console) -> None:
+        console.quiet = True
+
+    Console.on_broken_pipe = be_quiet  # type: ignore[method-assign,assignment]
 
 
 def without_tracebacks() -> None:

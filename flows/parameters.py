@@ -28,7 +28,12 @@ from dejavu.workload.data_settings import (
 from dejavu.workload.gradient_settings import GradientSettings
 from dejavu.workload.settings import Workload
 from dejavu.workload.training_settings import OptimizerSettings, ReplanSettings, TrialSettings
+from flows.endings import without_a_reader, without_tracebacks
 from flows.processes import RUN
+
+if os.environ.get(RUN):  # a worker's run: a wrong parameter fails before the flow's own lines
+    without_tracebacks()
+    without_a_reader()
 
 FAMILIES = {
     "search": ("dejavu.search", "SEARCHES"),

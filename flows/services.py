@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,7 +92,19 @@ def up(
             with services.api() as api:
                 start_watching(api, watch)
             say(f"looking at the cluster every {watch.every_seconds:g} s; a change starts replan/on-change")
+        else:
+            _say_watching(services, say)
         return services
+
+
+def _say_watching(services: Services, say: Say) -> None:
+    """Say that a watch of an earlier `up` goes on, in Prefect's database also over `down`."""
+    with suppress(InputError), services.api() as api:  # without its password nothing is asked of what runs already
+        if (found := watching(api)) is not None:
+            say(
+                f"still looking at the cluster every {found.every_seconds:g} s; to end that, pause the schedule of "
+                "replan/on-change on Prefect's page"
+            )
 
 
 def _up(project: Path, wanted: Services, say: Say) -> Services:
@@ -101,6 +113,8 @@ def _up(project: Path, wanted: Services, say: Say) -> Services:
         _check_wanted(found, wanted)
         if missing := found.missing:
             say(f"starting again what is no longer there: {', '.join(missing)}; what else runs goes on")
+            if "worker" in found.dead and runs_of(found.token):
+                say("a run whose worker has ended cannot be cancelled on Prefect's page; `dejavu status` has its pid")
         elif found.deployed == _hash_of_deployments(project):
             say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
             return found
@@ -154,6 +168,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     prefect_health, mlflow_health = services.health_urls
     missing = services.missing
     end([process for one in services.processes if one.name in missing and (process := one.find())])  # it was silent
+    _end_left_over(services, missing)
     servers = [name for name in ("mlflow", "prefect") if name in missing]
     if servers:
         say(f"starting {' and '.join(TITLES[name] for name in reversed(servers))}")
@@ -221,6 +236,14 @@ def _stop(services: Services, say: Say) -> None:
         toml.unlink()
     record_path(project).unlink(missing_ok=True)
     say(f"stopped: {', '.join(sorted(ended))}" if ended else "what was recorded had already ended")
+
+
+def _end_left_over(services: Services, missing: Sequence[str]) -> None:
+    """End children of servers that have ended: one that still listens would answer in place of the next server."""
+    ports = {"mlflow": services.mlflow_port, "prefect": services.prefect_port}
+    ours = {process.pid for process in family([], services.token)}
+    left = [process for name, port in ports.items() if name in missing and (process := listener(port))]
+    end([process for process in left if process.pid in ours])
 
 
 # Commands and settings

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from prefect.states import State
 
 from dejavu.foundation.errors import InputError
@@ -21,9 +23,10 @@ from dejavu.graphs.capture import capture
 from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
-from dejavu.workload import OptimizerSettings
+from dejavu.workload import OptimizerSettings, Workload
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
+from flows.processes import RUN
 from flows.room import check_room, check_room_for_checkpoints
 from tests.conftest import TINY
 from tests.launching import job_of
@@ -198,6 +201,98 @@ def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(
     assert isinstance(ended, State) and ended.is_completed()
     assert "run is complete: 8 steps are trained" in ended.message
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_deployment_resumes_a_training_of_its_own_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its form has the default workload where nothing is typed; as `dejavu run --resume` without `--workload`."""
+    from flows import full
+
+    monkeypatch.chdir(tmp_path)
+    replace(job_of(TINY, tmp_path / ".dejavu/runs/mine"), first_step=TINY.num_steps).write()
+    for named in ("last", ".dejavu/runs/mine"):
+        for typed in (Workload(), TINY, Workload(seed=1)):
+            for runs_deployed in (True, False):
+                monkeypatch.setattr(full, "deployment", SimpleNamespace(id="d" if runs_deployed else None))
+                monkeypatch.setattr(
+                    full,
+                    "flow_run",
+                    SimpleNamespace(parameters={"workload": typed, "resume": named, "cluster": "c.yaml"}),
+                )
+                takes_its_own = runs_deployed and typed == Workload()
+                assert full._run_name() == f"{Path(named).name if takes_its_own else 'gpt'} on c.yaml"
+                if takes_its_own or typed == TINY:
+                    assert "mine is complete: 8 steps are trained" in full.dejavu.fn(typed, resume=named).message
+                else:
+                    with pytest.raises(InputError, match="was trained with"):
+                        full.dejavu.fn(typed, resume=named)
+
+
+DEPLOYED = """
+import logging, sys
+import flows.full, flows.deployed, flows.replan
+from flows.endings import Sentences
+for name in ("prefect.flow_runs", "prefect.engine"):
+    found = [one for one in logging.getLogger(name).filters if isinstance(one, Sentences)]
+    assert bool(found) == bool(sys.argv[1:]), (name, found)
+"""
+
+
+@pytest.mark.parametrize("deployed", [True, False])
+def test_what_fails_before_a_session_is_a_sentence_in_a_deployment_s_log(deployed: bool, tmp_path: Path) -> None:
+    """A parameter, a cluster file that a look reads: each was a traceback in the log of its run."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path)}
+    words = [sys.executable, "-c", DEPLOYED, *(["deployed"] if deployed else [])]
+    if deployed:
+        environment[RUN] = "00000000-0000-0000-0000-000000000000"
+    done = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+
+
+GOES_ON = """
+import logging, os, sys
+from prefect.logging.handlers import PrefectConsoleHandler
+import flows.train
+log = logging.getLogger("mine")
+log.addHandler(PrefectConsoleHandler(stream=sys.stdout))
+for line in range(100):
+    log.warning("step %d: %s", line, "x" * 1000)
+    if line == 3:
+        sys.stdin.readline()
+os.write(int(sys.argv[1]), b"done")
+os._exit(0)
+"""
+
+
+def test_a_deployment_s_run_goes_on_without_its_worker(tmp_path: Path) -> None:
+    """What reads its output was killed: the next line of its log ended it, and the training with it."""
+    told, tells = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path), RUN: "0"}
+    words = [sys.executable, "-c", GOES_ON, str(tells)]
+    pipe = subprocess.PIPE
+    run = subprocess.Popen(
+        words, env=environment, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, pass_fds=[tells]
+    )
+    try:
+        os.close(tells)
+        assert run.stdin is not None and run.stdout is not None
+        while b"step 3" not in (line := run.stdout.readline()):
+            assert line, "it ended before it was told to go on"
+        run.stdout.close()
+        run.stdin.write(b"\n")
+        run.stdin.close()
+        assert run.wait(PATIENCE_SECONDS) == 0 and os.read(told, 10) == b"done"
+    finally:
+        run.kill()
+        run.wait()
+        os.close(told)
+
+
+@pytest.mark.parametrize("error", [ParameterTypeError("batch_size 7"), SignatureMismatchError("unknown 'train'")])
+def test_parameters_that_a_flow_does_not_take_are_a_sentence(error: Exception) -> None:
+    told = record(error, "Engine execution exited with unexpected exception")
+    assert Sentences().filter(told) and told.getMessage() == f"failed: {error}" and not told.exc_info
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import foreground, server_settings, service_record, services
 from flows.__main__ import app
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
-from flows.processes import RecordedProcess, family, has_ended, is_free
+from flows.processes import TOKEN, RecordedProcess, family, has_ended, is_free
 from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
 
@@ -514,6 +514,53 @@ def test_what_a_service_said_before_it_ended_is_kept(
     assert {path.name for path in log.parent.iterdir() if "worker" in path.name} == {"worker.log", "worker.log.before"}
 
 
+LISTENS = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["mlflow", "prefect"])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_a_killed_server_left_listening_is_ended(
+    name: str, is_ours: bool, stand_ins: tuple[Path, list[str]]
+) -> None:
+    """MLflow's server has a child that listens: it answered, so that the next server ended and was taken to run."""
+    project, _ = stand_ins
+    ports = {"prefect_port": free_port(), "mlflow_port": free_port()}
+    now = up(project, **ports)
+    environment = {**os.environ, **({TOKEN: now.token} if is_ours else {})}
+    words = [sys.executable, "-c", LISTENS, str(ports[f"{name}_port"])]
+    child = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        kill(now, "worker")
+        up(project)
+        assert child.poll() is None, "its server runs"
+        kill(now, name)
+        up(project)
+        assert (child.poll() is not None) == is_ours
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("runs", [set(), {"a"}])
+@pytest.mark.parametrize("dead", ["worker", "mlflow"])
+def test_runs_without_a_worker_are_said(
+    dead: str, runs: set[str], stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on, but only their own worker could cancel them."""
+    project, _ = stand_ins
+    monkeypatch.setattr(services, "runs_of", lambda token: runs)
+    kill(up(project, prefect_port=free_port(), mlflow_port=free_port()), dead)
+    said: list[str] = []
+    up(project, said)
+    assert any("cannot be cancelled" in line for line in said) == (dead == "worker" and bool(runs))
+
+
 def test_a_watch_goes_on_when_deployments_are_made_again(
     stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,10 +571,23 @@ def test_a_watch_goes_on_when_deployments_are_made_again(
     monkeypatch.setattr(services, "start_watching", lambda api, watch: active.append(watch))
     monkeypatch.setattr(services, "_deploy", lambda project, environment: active.clear())
     watch = Watch(30.0, {"cluster": "cluster.yaml"})
-    up(project, prefect_port=free_port(), mlflow_port=free_port(), watch=watch)
-    (project / "prefect.yaml").write_text((project / "prefect.yaml").read_text() + "# edited\n")
-    up(project)
-    assert active == [watch]
+    ports = {"prefect_port": free_port(), "mlflow_port": free_port()}
+    up(project, **ports)
+    up(project, watch=watch)
+    for again in ("edited", "already up", "killed"):
+        said: list[str] = []
+        if again == "edited":
+            (project / "prefect.yaml").write_text((project / "prefect.yaml").read_text() + "# edited\n")
+        elif again == "killed":
+            found = service_record.recorded(project)
+            assert found is not None
+            kill(found, *service_record.SERVICES)
+        up(project, said, **ports)
+        assert active == [watch]
+        assert [line.startswith("still looking at the cluster every 30 s; to end") for line in said].count(True) == 1
+    active.clear()
+    up(project, said)
+    assert "looking" not in said[-1]
 
 
 @pytest.mark.parametrize("dead", [(), ("worker",), ("prefect", "mlflow")])
