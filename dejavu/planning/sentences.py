@@ -139,8 +139,8 @@ def what_is_proved(choice: Choice) -> str:
     is_not = faster_than_the_best(choice.gap)
     if choice.gap >= CLOSE:
         is_not = f"below {format_bound(choice.simulated_lower_bound_seconds)}, {format_gap(choice.gap)} less"
-    limits = f", of those {', and '.join(where)}" if where else ""
-    return f"Proved: no plan {among} is simulated {is_not}{limits}."
+    limits = f" The proof is of plans {', and '.join(where)}." if where else ""
+    return f"Proved: no plan {among} is simulated {is_not}.{limits}"
 
 
 def faster_than_the_best(gap: float) -> str:
