@@ -18,7 +18,7 @@ from dejavu.plans import Plan, Problem, is_valid, price, step_seconds
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.search import Coarse, Exact, Exhaustive
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse import windowed
+from dejavu.search.coarse import clusters, windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, unclustered
 from dejavu.search.coarse.levels import counted
 from dejavu.search.coarse.levels.beams import Beams
@@ -382,7 +382,7 @@ def test_a_beam_proves_what_no_prices_can(seeds: tuple[int, ...], monkeypatch: p
 
 def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same problems with prices from few cuts, and ranges that two threads look at."""
-    monkeypatch.setattr(windowed, "_FEWEST_CUTS", 6)
+    monkeypatch.setattr(clusters, "FEWEST_CUTS", 6)
     monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
     looked = 0
     slower = {0: 1.05, 3: 1.2, 6: 1.05, 9: 1.2}  # of some problems also from a plan that isn't the best one
@@ -442,7 +442,7 @@ before = compiled()
 for microbatches in (4, 64):
     for few in (0, 1e9):
         sys.modules["dejavu.search.coarse.windowed"]._FEW_FROM_STEPS = few
-        sys.modules["dejavu.search.coarse.windowed"]._FEWEST_CUTS = 30
+        sys.modules["dejavu.search.coarse.clusters"].FEWEST_CUTS = 30
         problem = operators(1, num_operators=120, num_devices=12, num_types=2, num_microbatches=microbatches)
         Coarse(num_clusters=40).run(problem, budget_seconds=5.0, seed=0)
 print({name: count for name, count in compiled().items() if count > before.get(name, 0)}, len(before))

@@ -24,7 +24,7 @@ from dejavu.plans import (
 )
 from dejavu.search import Coarse, Exact, Exhaustive, Feasible, PipeDream, Uniform
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse import windowed
+from dejavu.search.coarse import clusters, windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.levels import fitting
 from dejavu.search.coarse.relaxation import Windowed
@@ -238,7 +238,7 @@ def test_coarse_finds_plans_of_more_stages_than_there_are_levels(
 def test_coarse_finds_its_way_from_plans_that_are_many_times_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few stages where good ones have many, as first plans are where memory is tight; looked at over few cuts."""
     monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
-    monkeypatch.setattr(windowed, "_FEWEST_CUTS", 40)
+    monkeypatch.setattr(clusters, "FEWEST_CUTS", 40)
     for seed in (2, 4, 5):
         problem = operators(seed, num_operators=150, num_devices=24, num_types=2)
         slow = solved(Feasible().run(problem, budget_seconds=5.0))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse import clusters
 from dejavu.search.coarse.busiest import least_bottleneck_seconds
-from dejavu.search.coarse.clusters import FEWEST_CUTS, boundaries, num_few
 from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.levels.stops import FittingStops
@@ -124,7 +124,7 @@ class WindowedBound:
         if self._cuts is None:
             return [Leveled(relaxed)]
         looks = [Leveled(relaxed.at_cuts(self._cuts))]
-        if self.num_cuts > 2 * FEWEST_CUTS:
+        if self.num_cuts > 2 * clusters.FEWEST_CUTS:
             looks.insert(0, Leveled(relaxed.at_cuts(np.union1d(self._cuts[::_FEWER], self._cuts[-1:]))))
         return looks
 
@@ -452,5 +452,5 @@ def _is_as_before(known: Kept, before: Kept) -> bool:
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:
     """Few cuts for prices to begin with; None: there are few."""
-    few = num_few(problem)
-    return boundaries(problem, few) if 2 * few < problem.num_layers else None
+    few = clusters.num_few(problem)
+    return clusters.boundaries(problem, few) if 2 * few < problem.num_layers else None
