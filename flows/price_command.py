@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,11 @@ def price(
         Path, typer.Argument(help="stages, schedule (any) and microbatches; as `dejavu plan --json` writes them")
     ],
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
+    workload: Annotated[Path | None, typer.Option(help="likewise, a file")] = None,
     cluster: Annotated[Path, typer.Option("--cluster", help="the cluster file")] = Path("cluster.yaml"),
+    sequence_length: Annotated[int | None, typer.Option(min=1, help="in place of the workload's")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="likewise")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of the drawn range; default: the workload's")] = None,
     blocking: Annotated[
         bool, typer.Option("--blocking", help="messages block both of their ends, as in Megatron-DeepSpeed")
     ] = False,
@@ -36,17 +41,21 @@ def price(
         from dejavu.foundation.errors import InputError
         from dejavu.planning import PlanRequest, check_target, write_answer
         from dejavu.plans.stage_costs import PlanError
-        from dejavu.what_if import price_own_plan, read_plan
+        from dejavu.what_if import price_own_plan, read_plan, unlike, varied
         from flows.inputs import measured_costs, read_what_if
 
     check_target(json_path)
     asked = read_plan(plan)
-    machines, workload = read_what_if(cluster, model, None)
-    request = PlanRequest(workload, machines, measured_costs(database), seed=workload.seed)
+    machines, told = read_what_if(cluster, model, workload)
+    lengths, batches = ([] if one is None else [one] for one in (sequence_length, batch_size))
+    ((_, wanted),) = varied(told, lengths, batches)
+    request = PlanRequest(wanted, machines, measured_costs(database), seed=wanted.seed if seed is None else seed)
+    differs = unlike(plan, request)
     try:
         found = price_own_plan(request, asked, is_blocking=blocking)
     except PlanError as error:
-        raise InputError(f"{plan}: {error}") from error
+        raise InputError(f"{plan}: {error}{differs and '; '}{differs}") from error
+    found = replace(found, notes=(*([differs] if differs else []), *found.notes))
     show(found)
     if json_path is not None:
         write_answer(found.to_dict(), json_path)

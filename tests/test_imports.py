@@ -54,6 +54,7 @@ LARGE = {
     "flows.__main__.up": "its parameters are the command's options",
     "flows.__main__.plan": "its parameters are the command's options",
     "flows.launch_command.launch": "its parameters are the command's options",
+    "flows.price_command.price": "its parameters are the command's options",
     "flows.full.dejavu": "its parameters are the form that Prefect shows",
     "flows.plan.plan": "its parameters are the form that Prefect shows",
 }

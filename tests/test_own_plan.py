@@ -362,6 +362,63 @@ def test_a_stage_says_its_layers_once(end: str, value: object, tmp_path: Path) -
         read_plan(path)
 
 
+SIZES = ["--sequence-length", "32", "--batch-size", "8", "--seed", "3"]
+OTHERS: list[tuple[list[str], dict[str, Any], str, str]] = [
+    ([], {}, "sequence_length 32, batch_size 8, seed 3", "sequence_length 64, batch_size 16, seed 0"),
+    (SIZES[:4], {}, "seed 3", "seed 0"),
+    (SIZES[2:], {}, "sequence_length 32", "sequence_length 64"),
+    (SIZES, {}, "", ""),
+    (SIZES, {"model_options": {"num_blocks": 4, "width": 128, "num_heads": 4}}, "'width': 256", "'width': 128"),
+    (SIZES, {"synthetic": {"num_classes": 99}}, "'num_classes': 256", "'num_classes': 99"),
+    (SIZES, {"optimizer": {"name": "sgd"}}, "optimizer adamw", "optimizer sgd"),
+    (SIZES, {"mixed_precision": "float16"}, "mixed_precision False", "mixed_precision float16"),
+    (SIZES, {"compile": True}, "compile False", "compile True"),
+    (SIZES, {"accumulate": 2, "num_microbatches": 1}, "accumulate 1", "accumulate 2"),
+    (SIZES, {"num_steps": 99, "num_microbatches": 2, "schedule": "gpipe"}, "", ""),  # of the training, or the plan's
+]
+
+
+def test_a_saved_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
+    """`dejavu price` has the options of `dejavu plan`: the same numbers with them, and without them a sentence."""
+    (tmp_path / "cluster.yaml").write_text(NODES)
+    (tmp_path / "work.yaml").write_text(json.dumps(WORKLOAD))
+    of_both = ["--cluster", str(tmp_path / "cluster.yaml"), "--workload"]
+    plan = [
+        "plan",
+        *of_both,
+        str(tmp_path / "work.yaml"),
+        *SIZES,
+        "--search",
+        "uniform",
+        "--schedule",
+        "1f1b",
+        "--microbatches",
+        "4",
+    ]
+    done = CliRunner().invoke(app, [*plan, "--json", str(tmp_path / "plan.json")], catch_exceptions=False)
+    assert done.exit_code == 0
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert planned["made_for"]["batch_size"] == 8 and planned["made_for"]["sequence_length"] == 32
+    for options, changes, theirs, ours in OTHERS:
+        (tmp_path / "other.yaml").write_text(json.dumps({**WORKLOAD, **changes}))
+        words = ["price", str(tmp_path / "plan.json"), *of_both, str(tmp_path / "other.yaml"), *options]
+        done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "priced.json")], catch_exceptions=False)
+        assert done.exit_code == 0
+        priced = json.loads((tmp_path / "priced.json").read_text())
+        said = [note for note in priced["notes"] if note.startswith("the plan was made for")]
+        assert len(said) == bool(theirs) and all(note in done.stdout for note in said), (changes, options)
+        if said:
+            before, after = said[0].split(", and is priced for ")
+            assert theirs in before and ours in after
+        else:
+            for key in ("simulated_step_seconds", "predicted_step_seconds_range"):
+                assert priced[key] == pytest.approx(planned[key], rel=1e-9)
+    content = {**planned, "made_for": 3}
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"plan\.json: made_for is 3; wanted an object"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 @pytest.mark.parametrize("splits", [[], [["head", 2, [["weight", 0]], False, True]]])
 def test_splits_that_are_not_priced_are_told(splits: list[Any], request_: PlanRequest, tmp_path: Path) -> None:
     found = price_own_plan(request_, read_plan(written(one_device([0, 3], 8), tmp_path, splits=splits)))

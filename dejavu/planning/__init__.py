@@ -14,7 +14,7 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.considered import print_choice
-from dejavu.planning.plan_json import check_target, choice_to_dict, write_answer
+from dejavu.planning.plan_json import check_target, choice_to_dict, made_for, write_answer
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, on_dask
@@ -32,6 +32,7 @@ __all__ = [
     "Question",
     "check_target",
     "choice_to_dict",
+    "made_for",
     "on_dask",
     "price_workload",
     "print_choice",

@@ -13,8 +13,15 @@ from dejavu.cost.rates import Rates, tokens_in_a_step
 from dejavu.foundation.errors import InputError
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
+from dejavu.planning.request import PlanRequest
 from dejavu.planning.sentences import OTHER_WAYS, reason
 from dejavu.plans.schedule import CHIMERA
+
+# Keys of a workload that change what a plan takes or holds, and that no plan names.
+_PRICED_KEYS = (
+    *("model", "model_options", "data", "synthetic", "sequence_length", "batch_size", "accumulate"),
+    *("dtype", "mixed_precision", "compile"),
+)
 
 
 def check_target(path: Path | None) -> None:
@@ -58,7 +65,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     `cuts_moved` says whether the plan is that of its `search` with other cuts.
     `gap_percent` is the cost model's (null: no search found a plan), `simulated_gap_percent` what the best plan could
     save of the simulated step at most. `assumed_host_…` is what launching takes of it, where that is most of the step
-    and the hosts' pace was not measured but taken for another's.
+    and the hosts' pace was not measured but taken for another's. `made_for` is what else decides these numbers.
     """
     plan, chosen = choice.plan, choice.chosen
     cheapest, gap = choice.cheapest, choice.gap
@@ -101,7 +108,20 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "search": choice.origin.search,
         "cuts_moved": choice.cuts_moved,
         "reason": reason(choice),
+        "made_for": made_for(choice.request),
         "considered": [_row(choice, row) for row in choice.considered],
+    }
+
+
+def made_for(request: PlanRequest) -> dict[str, Any]:
+    """Return what decides a plan's numbers beside the plan and the measured costs, as JSON has it."""
+    workload = request.workload
+    return {
+        **workload.model_dump(mode="json", include=set(_PRICED_KEYS)),
+        "optimizer": workload.optimizer.kind,
+        "gradients": workload.gradients.rule,
+        "cluster": request.cluster.name,
+        "seed": request.seed,
     }
 
 

@@ -11,7 +11,7 @@ from dejavu.what_if.answers import Answered, Case, Difference, answer, differenc
 from dejavu.what_if.asked import varied
 from dejavu.what_if.cheapest import Cheapest, Goal, Trained, cheapest
 from dejavu.what_if.nodes import NodeFile, changed, parse_changes
-from dejavu.what_if.own_plan import OwnPlan, price_own_plan, read_plan
+from dejavu.what_if.own_plan import OwnPlan, price_own_plan, read_plan, unlike
 from dejavu.what_if.record import cheapest_to_dict, rows_to_dict
 from dejavu.what_if.table import cases_table, goal_table, what_changes, what_is_cheapest
 
@@ -35,6 +35,7 @@ __all__ = [
     "price_own_plan",
     "read_plan",
     "rows_to_dict",
+    "unlike",
     "varied",
     "what_changes",
     "what_is_cheapest",

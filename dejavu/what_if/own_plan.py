@@ -19,7 +19,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import did_you_mean, named
 from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
-from dejavu.planning import PlanRequest, Prices
+from dejavu.planning import PlanRequest, Prices, made_for
 from dejavu.plans import Plan, Price, price
 from dejavu.plans.plan import LayerSplit, Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
@@ -120,12 +120,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         InputError: it cannot be read, or is no plan; the message names the stage.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
+    content = _content(path)
     rows = content.get("stages") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         found = f"stages is {rows!r:.60}" if isinstance(content, dict) else f"found {content!r:.60}"
@@ -153,6 +148,33 @@ def read_plan(path: Path) -> Plan:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Plan(stages, schedule, count, _splits(path, content), tuple(slices), both_ways)
+
+
+def unlike(path: Path, request: PlanRequest) -> str:
+    """Say where the plan in this file was made for something else than the request asks; empty: nowhere, or unsaid.
+
+    Raises:
+        InputError: the file cannot be read, or `made_for` in it is no object.
+    """
+    content = _content(path)
+    told = content.get("made_for", {}) if isinstance(content, dict) else {}
+    if not isinstance(told, dict):
+        raise InputError(f"{path}: made_for is {told!r:.60}; wanted an object, as `dejavu plan --json` writes it")
+    asked = json.loads(json.dumps(made_for(request)))  # tuples are lists, as they are in the file
+    different = [name for name in asked if name in told and told[name] != asked[name]]
+    if not different:
+        return ""
+    theirs, ours = (", ".join(f"{name} {one[name]}" for name in different) for one in (told, asked))
+    return f"the plan was made for {theirs}, and is priced for {ours}"
+
+
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _splits(path: Path, content: Mapping[str, Any]) -> tuple[LayerSplit, ...]:
