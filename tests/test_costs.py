@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -172,8 +173,52 @@ def test_an_absent_number_is_an_error_that_says_what_to_do(
 ) -> None:
     cluster = cluster_from(tmp_path, "nodes: [{name: a, count: 1, devices: {type: V100-SXM2-16GB, count: 2}}]\n")
     graph = capture(tiny.model_copy(update={"dtype": "bfloat16"}))  # a V100 has no bfloat16
-    with pytest.raises(CostError, match=r"layer 'embedding' on 'V100-SXM2-16GB' in bfloat16; run `dejavu profile`"):
+    with pytest.raises(CostError, match=r"layer 'embedding' on 'V100-SXM2-16GB' in bfloat16: .*`dejavu profile`"):
         cost_table(graph, cluster, sources(empty, ADAM))
+
+
+KNOWN = [known for n in (1, 2, 3) for known in itertools.combinations(("float32", "float16", "bfloat16"), n)]
+
+
+@pytest.mark.parametrize("asked", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"mixed_precision": True}])
+def test_what_an_unknown_peak_wants_can_be_done(
+    asked: dict[str, object], tiny: Workload, empty: ProfileDatabase, tmp_path: Path
+) -> None:
+    """The line is written where the sentence says, or another workload priced: then there is a number."""
+
+    def priced(told: dict[str, object], devices: str, name: str) -> str:
+        node = f"nodes: [{{name: a, count: 1, devices: {{type: {name}, count: 1}}}}]\n"
+        cluster = cluster_from(tmp_path, node + devices)
+        try:
+            cost_table(capture(tiny.model_copy(update=told)), cluster, sources(empty, ADAM))
+        except CostError as error:
+            return str(error)
+        return ""
+
+    def own(known: Sequence[str]) -> str:
+        return (
+            "devices:\n  Own: {kind: cuda, memory: 16 GiB, bandwidth: 300 GB/s"
+            + "".join(f", {one}: 9 TFLOP/s" for one in known)
+            + "}\n"
+        )
+
+    num_refused = 0
+    for known in [*KNOWN, None]:  # None: the catalogue's T4
+        name, devices = ("T4", "") if known is None else ("Own", own(known))
+        said = priced(asked, devices, name)
+        if not said:
+            continue
+        num_refused += 1
+        peaks = list(known or ("float32", "float16"))
+        assert f"known are {', '.join(peaks)}; wanted " in said
+        line, others = re.search(r"`(\w+): … TFLOP/s`", said), re.search(r"a workload in (.*) \(dtype", said)
+        assert line and ("at 'Own' under `devices:`" if known else "a device of another name with") in said
+        now = priced(asked, own([*peaks, line[1]]), "Own")
+        assert now != said and (not now or "mixed_precision" in asked)  # which needs two
+        assert (others is None) == (not {"float32", "bfloat16"} & set(peaks))
+        for dtype in others[1].split(" or ") if others else ():
+            assert not priced({"dtype": dtype}, devices, name)
+    assert num_refused > 2
 
 
 def test_a_faster_device_is_predicted_faster_but_never_than_physics_allows(empty: ProfileDatabase) -> None:

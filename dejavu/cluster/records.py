@@ -19,6 +19,7 @@ Outside = TypeVar("Outside", "HostMemory", "Nvme")
 _UNSAID = {"host_memory": None, "nvme": None, "cards": 1}  # of a group: what records do not say
 _ALWAYS_SAID = object()
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16")
+WEIGHT_DTYPES = ("float32", "bfloat16")  # that a workload's weights can have
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,17 @@ class DeviceType:
     board_watts: float | None = None
     process_nanometres: int | None = None
     architecture: str | None = None
+
+    def wanted_peak(self, dtype: str) -> str:
+        """Say which peaks are known, and where one that is not would be written."""
+        line, known = f"`{dtype}: … TFLOP/s`", ", ".join(self.peak_flops_per_second) or "none"
+        if self.source == "cluster.yaml":
+            wanted = f"{line} at {self.name!r} under `devices:`"
+        else:  # what the catalogue has cannot be written anew
+            wanted = f"a device of another name with {line} under `devices:`"
+        others = " or ".join(one for one in WEIGHT_DTYPES if one in self.peak_flops_per_second and one != dtype)
+        workload = f", or a workload in {others} (dtype, mixed_precision)" if others else ""
+        return f"known are {known}; wanted {wanted} in the cluster file{workload}"
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known:
     cost = next((one for one in found if one and not (one.source == INTERPOLATED and _denied(one, limits))), None)
     if cost is None:
         raise CostError(
-            f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}; "
-            f"run `dejavu profile` on such a device, or give its peak FLOP/s in {graph.dtype}"
+            f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}: no measurement (`dejavu profile` "
+            f"makes some on such a device) and no peak FLOP/s; {device.wanted_peak(graph.dtype)}"
         )
     if expected is not None:
         most = ABSURD_RATIO * max(expected.seconds, LAUNCHES_SECONDS)

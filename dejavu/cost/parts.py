@@ -165,10 +165,11 @@ class PartPrices:
         """Return the kernels of forward, backward and the optimizer, for each kind of layer."""
         if part not in self._kernels:
             graph, t = self._at(part.microbatch_size).graph, part.tensor_parallel
-            if not self._cluster.device_types[part.device_type].peak_flops_per_second.get(graph.dtype):
+            device = self._cluster.device_types[part.device_type]
+            if not device.peak_flops_per_second.get(graph.dtype):
                 raise CostError(
-                    f"parts of layers on {part.device_type!r} cannot be priced: its peak FLOP/s in {graph.dtype} is "
-                    "not known; give it under `devices:` in the cluster file, or allow one device a stage only"
+                    f"parts of layers on {part.device_type!r} cannot be priced: no peak FLOP/s in {graph.dtype}; "
+                    f"{device.wanted_peak(graph.dtype)}, or one device a stage only"
                 )
             optimizer, last = self._predicted.optimizer, work_of(graph.layers[-1])
             self._kernels[part] = {

@@ -286,7 +286,7 @@ class KernelRoofline:
             if peak is None and family in PRODUCTS:
                 raise CostError(
                     f"no peak FLOP/s of {device.name!r} in {dtype} for {kernels[members[0]].name!r}; "
-                    f"known are {', '.join(device.peak_flops_per_second)}"
+                    f"{device.wanted_peak(dtype)}"
                 )
             law = self.law(device, dtype)
             for start in range(0, len(members), MOST_AT_ONCE):
