@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.binding import bind
@@ -31,7 +32,7 @@ from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_d
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.choice import Considered
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.planner import MET, PROVER, REMEMBERED
+from dejavu.planning.planner import MET, PROVER, REMEMBERED, PlanOptions, plan
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
@@ -52,7 +53,7 @@ from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
-from flows.__main__ import _with_json_target
+from flows.__main__ import _with_json_target, app
 from flows.inputs import read_what_if, whole_numbers
 from tests.conftest import draws, some
 from tests.waiting import PATIENCE_SECONDS
@@ -114,6 +115,24 @@ def test_the_chosen_is_the_least_simulated_that_fits(choice: Choice) -> None:
                 assert choice.simulated_seconds <= one.simulated_seconds * (1 + TIE)
     assert choice.chosen.fits
     assert choice.plan.schedule in SCHEDULES
+
+
+@pytest.mark.parametrize(("own", "given"), [(0, None), (7, None), (7, 3)])
+def test_python_and_the_command_answer_alike(own: int, given: int | None, folder: Path) -> None:
+    """The seed is the workload's where none is given: of searches, and of what ranges are drawn from."""
+    (folder / "seeded.yaml").write_text(json.dumps({**WORKLOAD, "seed": own}))
+    files, target = (folder / "seeded.yaml", folder / "cluster.yaml"), folder / "seeded.json"
+    words = ["plan", "--workload", str(files[0]), "--cluster", str(files[1]), "--search", "uniform", "--schedule"]
+    words += ["1f1b", "--microbatches", "8", "--database", str(folder), "--json", str(target)]
+    words += [] if given is None else ["--seed", str(given)]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    asked: PlanOptions = {"searches": ("uniform",), "schedules": ("1f1b",), "microbatches": (8,), "database": folder}
+    choice = plan(*files, **asked) if given is None else plan(*files, **asked, seed=given)
+    said, written = json.loads(json.dumps(choice_to_dict(choice))), json.loads(target.read_text())
+    for one in (said, written):
+        for row in one["considered"]:
+            del row["search_seconds"]
+    assert said == written and said["made_for"]["seed"] == (own if given is None else given)
 
 
 def test_both_bounds_hold_for_all(choice: Choice) -> None:

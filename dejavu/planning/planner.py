@@ -108,7 +108,8 @@ def plan(workload: Workload | str | Path, cluster: Cluster | str | Path, **optio
     Args:
         workload: what is trained, or what `load_workload` reads it from.
         cluster: the devices, or a cluster.yaml.
-        options: as in `PlanRequest`: which searches, schedules and numbers of microbatches, how long.
+        options: as in `PlanRequest`: which searches, schedules and numbers of microbatches, how long; the seed is the
+            workload's where none is given, as in `dejavu plan`.
 
     Raises:
         NoPlanError: no plan was found; its answer says whether it is proved that there is none.
@@ -125,7 +126,8 @@ def plan(workload: Workload | str | Path, cluster: Cluster | str | Path, **optio
     """
     asked = workload if isinstance(workload, Workload) else load_workload(workload)
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(Path(cluster))
-    return Planner(forks=True).plan(PlanRequest(asked, devices, **options))
+    seeded: PlanOptions = {"seed": asked.seed, **options}
+    return Planner(forks=True).plan(PlanRequest(asked, devices, **seeded))
 
 
 class _Planning:
