@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sqlite3
@@ -28,7 +29,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
-from dejavu.plans import Offload, StageConfiguration
+from dejavu.plans import Offload, Plan, Stage, StageConfiguration
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.note import DEGREES, command_of, left_out_of_command
 from dejavu.runtime.single import trained_module
@@ -50,9 +51,11 @@ from dejavu.track import (
     save_model,
 )
 from dejavu.track.database import upgrade_database
+from dejavu.track.reading import RecordedRun, RunSummary
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
 from flows.__main__ import app
+from flows.recorded.tables import compared
 from flows.upkeep.backup import backup, restore
 from tasks import recording
 from tasks.recording import HELD_OUT_LOSS, record_model, record_training, record_trials
@@ -523,6 +526,25 @@ def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeyp
     page = project / "mlartifacts" / third.run_id / "artifacts" / "report" / "report.html"
     assert invoke(project, monkeypatch, "report") == f"{page}\n"
     assert json.loads(invoke(project, monkeypatch, "report", "last", "--json"))["report"] == str(page)
+
+
+def test_plans_that_differ_have_a_row_that_differs() -> None:
+    """Whatever it is that differs: a slice, the nodes that a stage is spread over."""
+    on = StageConfiguration("core", 1, 4, 4, 1)
+    one = Plan((Stage(0, 2, on), Stage(2, 4, on)), "1f1b", 4, (), (4, 4))
+    spread = [StageConfiguration("core", nodes, 4 // nodes, 4, 1) for nodes in (2, 4)]
+    stages = [replace(on, recompute=True), replace(on, zero_level=1), replace(on, device_type="other"), *spread]
+    others = [
+        *(replace(one, slices=slices) for slices in ((), (5, 3), (3, 5), (2, 2, 2, 2))),
+        *(replace(one, stages=(one.stages[0], Stage(2, 4, its))) for its in stages),
+        replace(one, schedule="gpipe"),
+        replace(one, num_microbatches=8),
+        replace(one, slices=(), both_ways=True),
+    ]
+    summary = RunSummary("1", "a", "FINISHED", 0.0, "gpt", "here", "", None, None, None, "", "")
+    for first, second in itertools.combinations_with_replacement([one, *others], 2):
+        rows = compared(*(RecordedRun(summary, {}, {}, json.loads(json.dumps(x.to_dict()))) for x in (first, second)))
+        assert any(row["differs"] for row in rows["plan"].values()) == (first != second), (first, second)
 
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,13 +59,16 @@ def _side_by_side(first: Rows, second: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a plan, as `Plan.to_dict` writes it, in rows: schedule, microbatches, and each stage."""
+    """Return a plan, as `Plan.to_dict` writes it, in rows; plans that are not the same have a row that is not."""
     if plan is None:
         return {}
     rows = {"schedule": Plan.from_dict(plan).schedule_name, "microbatches": str(plan["num_microbatches"])}
+    if slices := plan.get("slices"):
+        rows["slices"] = ", ".join(map(str, slices))
     for number, stage in enumerate(plan["stages"]):
         its = StageConfiguration.from_dict(stage["configuration"])
-        rows[f"stage {number}"] = str(Stage(stage["start"], stage["stop"], its))
+        spread = f", of {its.num_nodes} nodes" if its.num_nodes > 1 else ""  # which its name does not say
+        rows[f"stage {number}"] = f"{Stage(stage['start'], stage['stop'], its)}{spread}"
     return rows
 
 
