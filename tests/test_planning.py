@@ -8,10 +8,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -493,6 +494,53 @@ def test_where_no_plan_fits_what_the_searches_said_is_why(
         return
     begins = {re.sub(r" in .*", "", str(one), flags=re.S) for one in proofs or answers}  # what follows may be a time
     assert any(begin in str(refused.value) for begin in begins), refused.value
+
+
+def tight_request(seed: int, folder: Path) -> tuple[PlanRequest, Callable[[float], Cluster]]:
+    """A small model on devices that it may not fit on, and the cluster with so many bytes on each of them at least."""
+    drawn = Random(seed)
+    counts = [(drawn.choice((1, 2, 4)), drawn.choice((1, 1, 2))) for _ in range(drawn.choice((1, 1, 2)))]
+    sizes = [drawn.uniform(2, 50) * 2**20 for _ in counts]
+    blocks, width, batch = drawn.choice((2, 3)), drawn.choice((128, 256)), drawn.choice((1, 2, 4))
+    options = {"num_blocks": blocks, "width": width, "num_heads": 4}
+    asked = Workload.model_validate({**WORKLOAD, "model_options": options, "batch_size": batch, "num_microbatches": 1})
+
+    def cluster(least: float = 0.0) -> Cluster:
+        lines = ["nodes:"]
+        for g, (devices, nodes) in enumerate(counts):
+            link = "link: {bandwidth: 50 GB/s, latency: 5 us}"
+            lines.append(f"  - {{name: g{g}, devices: {{type: D{g}, count: {devices}}}, count: {nodes}, {link}}}")
+        lines += ["links: {default: {bandwidth: 10 Gbit/s, latency: 20 us}}", "devices:"]
+        for g, size in enumerate(sizes):
+            rates = f"bandwidth: {300 * (g + 1)} GB/s, float32: {10 * (g + 1)} TFLOP/s"
+            lines.append(f"  D{g}: {{kind: cuda, memory: {max(round(size), round(least))} B, {rates}}}")
+        (folder / "tight.yaml").write_text("\n".join(lines) + "\n")
+        return load_cluster(folder / "tight.yaml")
+
+    microbatches = (drawn.choice([count for count in (1, 2) if batch % count == 0]),)
+    one_each = Parallelism(1, 1) if drawn.random() < 0.5 else None
+    made = PlanRequest(asked, cluster(), folder / "rows", one_each, ("exact",), ("1f1b",), microbatches, 2.0)
+    return made, cluster
+
+
+def test_what_no_plan_would_need_is_enough_for_one(tmp_path: Path) -> None:
+    """Memory on every device, or microbatches that the batch divides into: the whole request has a plan then."""
+    done = {"memory": 0, "microbatches": 0}
+    for seed in (6, 10, 23, 43, 47):  # some of those without a plan
+        asked, cluster = tight_request(seed, tmp_path)
+        with pytest.raises(NoPlanError) as refused:
+            Planner().plan(asked)
+        said = str(refused.value)
+        if size := re.search(r"([\d,]+) bytes\)? on every device would do", said):
+            number = float(size[1].replace(",", ""))
+            Planner().plan(replace(asked, cluster=cluster(number)))
+            done["memory"] += 1
+        if stages := re.search(r"--microbatches sets it of a batch_size that divides so; (\d+) or more would do", said):
+            least, batch = int(stages[1]), asked.workload.batch_size
+            for count in (n for n in range(least, batch + 1) if batch % n == 0):
+                Planner().plan(replace(asked, microbatches=(count,)))
+                done["microbatches"] += 1
+    assert min(done.values()) > 2, done
 
 
 TIGHT = [(0.5, tuple(SCHEDULES)), (0.25, tuple(SCHEDULES)), (0.3, ("zbv", "1f1b"))]

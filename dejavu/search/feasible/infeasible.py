@@ -79,9 +79,9 @@ def _too_few_stages(problem: Problem, clock: _Time) -> str:
             break
         lo, hi = (lo, middle) if fits else (middle, hi)
     # Plans for torch's schedules have no more stages than microbatches, whose number a person chooses.
-    which = ", the number of microbatches, as --microbatches sets it"
+    which = ", the number of microbatches, as --microbatches sets it of a batch_size that divides so"
     named = f"max_stages{which if problem.max_stages == problem.num_microbatches else ''}"
-    return f", at most {plural(problem.max_stages, 'stage')} ({named}; {hi} would do)"
+    return f", at most {plural(problem.max_stages, 'stage')} ({named}; {hi} or more would do)"
 
 
 def _layer_in_no_stage(problem: Problem) -> int | None:
