@@ -33,7 +33,7 @@ from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_d
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
 from dejavu.planning.choice import Considered
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.planner import MET, PROVER, REMEMBERED, PlanOptions, plan
+from dejavu.planning.planner import MET, ONE_STAGE_ALONE, PROVER, REMEMBERED, PlanOptions, plan
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
@@ -541,6 +541,24 @@ def test_what_no_plan_would_need_is_enough_for_one(tmp_path: Path) -> None:
                 Planner().plan(replace(asked, microbatches=(count,)))
                 done["microbatches"] += 1
     assert min(done.values()) > 2, done
+
+
+@pytest.mark.parametrize("schedules", [("1f1b", "gpipe"), ("zbv",), ("1f1b", "zbv"), ("1f1b", "chimera")], ids="-".join)
+def test_what_one_stage_on_each_rank_would_need_is_told_as_that(schedules: tuple[str, ...], tmp_path: Path) -> None:
+    """Of 36.6 MiB that "would do" no plan was found under `zbv`, which puts two stages on a rank."""
+    proved = 0
+    for seed in (6, 10, 23, 43, 47):
+        asked, cluster = tight_request(seed, tmp_path)
+        asked = replace(asked, schedules=schedules)
+        with pytest.raises(NoPlanError) as refused:
+            Planner().plan(asked)
+        said, can_run = str(refused.value), "1f1b" in schedules
+        if isinstance(refused.value.answer, Infeasible):
+            proved += 1
+            assert all((part in said) != can_run for part in ONE_STAGE_ALONE)
+            if can_run and (size := re.search(r"([\d,]+) bytes\)? on every device would do", said)):
+                Planner().plan(replace(asked, cluster=cluster(float(size[1].replace(",", "")))))
+    assert proved > 2
 
 
 TIGHT = [(0.5, tuple(SCHEDULES)), (0.25, tuple(SCHEDULES)), (0.3, ("zbv", "1f1b"))]

@@ -90,6 +90,11 @@ class Planner:
         return _Planning(self, request, prices).choice()
 
 
+# Before and after a proof, which is of plans with one stage on each rank, where no allowed schedule runs such: what
+# would do for the one need not do for the others, whose stages share a rank's memory.
+ONE_STAGE_ALONE = ("with one stage on each rank ", "; no other way fits either, and it may need more")
+
+
 class PlanOptions(TypedDict, total=False):
     """The fields of `PlanRequest` that have defaults."""
 
@@ -321,7 +326,8 @@ class _Planning:
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
             answer = Question(PROVER, last, EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
-                return answer, f"in {most}{others}: {answer}"
+                ways = ("", "") if request.may_run_one_stage_a_rank else ONE_STAGE_ALONE
+                return answer, f"in {most}{others}: {ways[0]}{answer}{ways[1]}"
         missed = self._missed(last)
         reason = str(missed[-1]) if missed else self._why_none_of_the_found()
         if proved:

@@ -146,6 +146,11 @@ class PlanRequest:
         return one_copy and all(named(SCHEDULES, name).stages_per_rank == 1 for name in self.listed_schedules)
 
     @property
+    def may_run_one_stage_a_rank(self) -> bool:
+        """Whether an allowed schedule runs one copy of the model with one stage on each pipeline rank."""
+        return any(named(SCHEDULES, name).stages_per_rank == 1 for name in self.listed_schedules)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of microbatches, in rising order."""
         found = tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
