@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 import struct
 import sys
 import types
@@ -638,6 +639,13 @@ def test_metis_layers_have_time_memory_and_degree(tmp_path: Path, database: Prof
     ("change", "message"),
     [
         ({"execution_time": {"layer_compute_total_us": [1.0]}}, "expected execution_time.layer_compute_total_ms"),
+        *(
+            (
+                {"execution_time": {"layer_compute_total_ms": found}},
+                f"a list of numbers; found {re.escape(repr(found))}$",
+            )
+            for found in ([], {}, None, 3.5, "1.0")
+        ),
         ({"execution_time": {"layer_compute_total_ms": [1.0, "x"]}}, r"layer_compute_total_ms\[1\] is 'x'"),
         ({"execution_time": {"layer_compute_total_ms": [1.0, float("nan"), 2.0]}}, "layer 1 .* is nan"),
         ({"execution_time": {"layer_compute_total_ms": [1.0, -3.0, 2.0]}}, "layer 1 .* is -3"),

@@ -195,7 +195,8 @@ def _section(file: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
 def _numbers(file: Path, section: dict[str, Any], place: str, name: str) -> Any:
     values = section.get(name)
     if not isinstance(values, list) or not values:
-        raise InputError(f"{file}: expected {place}.{name}, a list of numbers; found {', '.join(section) or 'nothing'}")
+        found = f"{values!r:.60}" if name in section else ", ".join(section) or "nothing"
+        raise InputError(f"{file}: expected {place}.{name}, a list of numbers; found {found}")
     return np.array([_number(file, f"{place}.{name}[{i}]", value) for i, value in enumerate(values)])
 
 
