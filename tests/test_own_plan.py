@@ -18,7 +18,7 @@ from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import HAIR
+from dejavu.plans.stage_costs import HAIR, PlanError
 from dejavu.what_if import price_own_plan, read_plan
 from dejavu.what_if.own_plan import FEW, FOUND_HERE
 from dejavu.workload import Workload
@@ -221,6 +221,18 @@ def test_a_stage_that_is_not_possible_is_named(request_: PlanRequest, tmp_path: 
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(DejavuError, match=r"^stage 1: "):
         price_own_plan(request_, read_plan(tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize("rule", ["median", "suspicion", "trimmed_mean"])
+def test_a_stage_whose_gradients_the_rule_cannot_combine_is_named(request_: PlanRequest, rule: str) -> None:
+    four = StageConfiguration("V100-SXM2-16GB", 2, 2, 4, 1)
+    work = replace(request_, workload=Workload.model_validate({**WORKLOAD, "gradients": rule, "schedule": "1f1b"}))
+    assert price_own_plan(work, Plan((Stage(0, LAYERS, four),), "1f1b", 4)).simulated_seconds > 0
+    one = StageConfiguration("T4")
+    for s, stages in enumerate([(one, four), (four, one)]):
+        spans = [Stage(a, b, on) for (a, b), on in zip(((0, 3), (3, LAYERS)), stages, strict=True)]
+        with pytest.raises(PlanError, match=f"^stage {s}: gradients: {rule} "):
+            price_own_plan(work, Plan(tuple(spans), "1f1b", 4))
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

@@ -261,6 +261,9 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     except InputError as error:
         raise PlanError(str(error)) from error
     _check_stages(plan, len(layers_of(workload)))
+    for s, stage in enumerate(plan.stages):
+        if misfit := workload.gradients.misfit(stage.configuration):
+            raise PlanError(f"stage {s}: {misfit}")
     count, P = plan.num_microbatches, len(plan.ranks)
     few = count * plan.num_slices < P
     is_blocking = is_blocking or few
