@@ -765,6 +765,10 @@ MISFITS: dict[str, Callable[[], nn.Module]] = {
     "such a state inside": lambda: nn.Sequential(nn.ReLU(), WithState(16, 16)),
     "statistics of all ranks": lambda: nn.SyncBatchNorm(16),
     "complex weights": lambda: nn.ParameterList([torch.zeros(16, dtype=torch.complex64)]),
+    "sparse gradients": lambda: nn.Sequential(nn.Embedding(8, 16, sparse=True)),
+    "sparse sums": lambda: nn.EmbeddingBag(8, 16, sparse=True),
+    "rows with a norm": lambda: nn.Embedding(8, 16, max_norm=0.5),
+    "sums of rows with a norm": lambda: nn.EmbeddingBag(8, 16, max_norm=2),
 }
 
 
@@ -793,3 +797,49 @@ def converting() -> nn.Module:
 
 def lazy() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+
+class Fails(nn.Linear):
+    """Does something else than it did when it was planned, from its second step of so many microbatches on."""
+
+    def __init__(self, kind: str, calls: int) -> None:
+        super().__init__(16, 16)
+        self.kind, self.left = kind, calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if isinstance(x, FakeTensor):
+            return y
+        self.left -= 1
+        if self.left >= 0:
+            return y
+        if self.kind == "forward":
+            raise OSError("a table is gone")
+        changed: dict[str, Callable[[], torch.Tensor]] = {
+            "backward": lambda: _FailsBackward.apply(y),
+            "narrow": lambda: y[:, 1:],
+            "short": lambda: y[1:],
+            "wide": y.double,
+            "whole": y.long,
+        }
+        return changed[self.kind]()
+
+
+class _FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise OSError("a table is gone")
+
+
+def fails(kind: str, calls: int) -> nn.Sequential:
+    """Layers whose second one does so."""
+    return nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 16)),
+        nn.Sequential(Fails(kind, calls), nn.ReLU()),
+        nn.Linear(16, 16),
+        nn.Linear(16, 10),
+    )

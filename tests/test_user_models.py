@@ -13,13 +13,15 @@ from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.graphs.capture import CaptureError, capture
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.job import TrainingJob, export
+from dejavu.runtime.layout import World
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
+from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.single import build_layers, train_single
 from dejavu.runtime.training import Layers
 from dejavu.testing.models import check_model
@@ -151,6 +153,10 @@ def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, mo
         ("such a state inside", r"layer '1': its '1' \(WithState\) keeps a state by get_extra_state"),
         ("statistics of all ranks", r"layer '1': SyncBatchNorm takes .* over all ranks.*; wanted nn\.BatchNorm1d"),
         ("complex weights", r"layer '1': 'weights\.0' is in complex64; wanted .* float32"),
+        ("sparse gradients", r"layer '1': its '0' \(Embedding\) makes sparse gradients.*; wanted sparse=False"),
+        ("sparse sums", r"layer '1': EmbeddingBag makes sparse gradients.*; wanted sparse=False"),
+        ("rows with a norm", r"layer '1': Embedding writes its weights .*max_norm 0\.5.*; wanted max_norm=None"),
+        ("sums of rows with a norm", r"layer '1': EmbeddingBag writes its weights .*max_norm 2\)"),
     ],
 )
 def test_what_no_plan_can_train_is_refused_when_it_is_captured(kind: str, said: str) -> None:
@@ -531,3 +537,27 @@ def test_a_pipeline_has_the_losses_of_the_plain_module(
     expected = plain_losses(workload)
     assert trained[case].losses == pytest.approx(expected, abs=TOLERANCE)
     assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble"])
+@pytest.mark.parametrize("kind", ["forward", "backward", "narrow", "short", "wide", "whole"])
+def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, schedule: str, alone: None) -> None:
+    """And what it says of itself; what the next stage cannot receive is not sent."""
+    options = {"kind": kind, "calls": 2}
+    workload = Workload(model="tests.own_models:fails", model_options=options, data="digits", batch_size=8)
+    workload = workload.model_copy(update={"num_microbatches": 2, "schedule": schedule})
+    binding = by_hand(schedule, (0, 2, 4), [one_device()], 2)
+    pipeline = Pipeline(Draw(), World.of(binding, workload), binding.placements[0], torch.device("cpu"))
+    inputs, targets = batch_of(workload, 8)
+    pipeline(6, inputs, targets)
+    form = r"stage 0 \(layers 0, 1\) gives {} in step 8; wanted \(4, 16\) of torch.float32, as when it was planned"
+    said = {
+        "forward": r"the forward pass of stage 0 in step 8, in its '1.0' \(Fails\): OSError: a table is gone$",
+        "backward": r"the backward pass of stage 0 in step 8: OSError: a table is gone$",
+        "narrow": form.format(r"\(4, 15\) of torch.float32"),
+        "short": form.format(r"\(3, 16\) of torch.float32"),
+        "wide": form.format(r"\(4, 16\) of torch.float64"),
+        "whole": form.format(r"\(4, 16\) of torch.int64"),
+    }
+    with pytest.raises(DejavuError, match=said[kind]):
+        pipeline(7, inputs, targets)

@@ -88,7 +88,7 @@ def trace_layer(
     except CaptureError:
         raise
     except Exception as error:
-        where = f"layer {builder.name!r}{_failing_part(module, error)}"
+        where = f"layer {builder.name!r}{failing_part(module, error)}"
         raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {error}") from error
     operators = tuple(recorder.operators)
     return (
@@ -121,7 +121,7 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
 
     Raises:
         CaptureError: it makes some in float64 or complex, whatever the dtype, or has a state that is no tensor's, or
-            norms that talk to all ranks.
+            norms that talk to all ranks, or embeddings with sparse gradients or a max_norm.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
@@ -152,10 +152,17 @@ def _misfit(part: torch.nn.Module) -> str:
             "takes its statistics over all ranks, also those of other stages, which wait for each other; wanted "
             "nn.BatchNorm1d, 2d or 3d, whose statistics are those of a replica's examples"
         )
+    if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+        return "makes sparse gradients, which replicas, clipping and Adam do not take; wanted sparse=False"
+    if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.max_norm is not None:
+        return (
+            f"writes its weights going forward (max_norm {part.max_norm:g}), only the rows that its examples read, so "
+            "replicas would come to have different weights; wanted max_norm=None, and the norm limited in forward"
+        )
     return ""
 
 
-def _failing_part(module: torch.nn.Module, error: Exception) -> str:
+def failing_part(module: torch.nn.Module, error: BaseException) -> str:
     """Name the innermost module of the layer whose code raised the error."""
     names = {id(part): f", in its {name!r} ({type(part).__name__})," for name, part in module.named_modules() if name}
     found = ""
