@@ -843,3 +843,28 @@ def fails(kind: str, calls: int) -> nn.Sequential:
         nn.Linear(16, 16),
         nn.Linear(16, 10),
     )
+
+
+class Sometimes(nn.Module):
+    """Uses one of its maps, and a gain, where one of the examples is large enough, and else not at all."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.always, self.rare, self.gain = nn.Linear(16, 16), nn.Linear(16, 16), nn.Parameter(torch.tensor(0.5))
+        self.least = least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.always(x)
+        large = x.detach()[:, :1] > self.least
+        if isinstance(x, FakeTensor) or bool(large.any()):
+            return y + self.gain * self.rare(x) * large
+        return y
+
+
+def sometimes() -> nn.Sequential:
+    """Layers of which the second is used by some examples in a step, the third by hardly any, the fourth by none."""
+    return nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16)),
+        *(nn.Sequential(Sometimes(least), nn.LayerNorm(16)) for least in (1.6, 2.3, 9.0)),
+        nn.Linear(16, 10),
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ class Sums:
         self.sizes: list[int] = []
         self.arrived = 0
 
-    def all_reduce(self, flat: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(self, flat: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+        if op == dist.ReduceOp.MAX:  # which weights have gradients: those of all replicas do
+            return None
         flat *= REPLICAS
         self.whole.append(self.arrived)
         self.sizes.append(flat.numel())
@@ -125,3 +129,71 @@ def test_what_arrives_by_parts_is_told(sums: Sums) -> None:
         overlapped.send_rest()
         overlapped.wait()
         assert all(one.grad is not None and (one.grad == REPLICAS).all() for one in used)
+
+
+class Replicas:
+    """Threads that are each other's replicas: what one of them reduces waits for all, which have to reduce as much."""
+
+    def __init__(self) -> None:
+        self.barrier, self.own = threading.Barrier(REPLICAS, timeout=20), threading.local()
+        self.sent: list[torch.Tensor] = [torch.empty(0)] * REPLICAS
+
+    def all_reduce(self, flat: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+        self.sent[self.own.number] = flat.clone()
+        self.barrier.wait()
+        sent = self.sent[:]
+        self.barrier.wait()
+        assert len({(one.numel(), one.dtype) for one in sent}) == 1, [one.shape for one in sent]
+        every = torch.stack(sent)
+        flat.copy_(every.amax(0) if op == dist.ReduceOp.MAX else every.sum(0))
+
+        class Done:
+            def wait(self) -> None: ...
+
+        return Done() if async_op else None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_replicas_need_not_have_gradients_of_the_same_weights(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer may use a weight for some examples alone. Gradients are those of one process: none before the first."""
+    replicas, count, steps, width = Replicas(), 5, 4, 8
+    monkeypatch.setattr(dist, "all_reduce", replicas.all_reduce)
+    rng = torch.Generator().manual_seed(seed)
+    uses = torch.rand(steps, REPLICAS, count, generator=rng) < 0.1 + 0.1 * seed
+    x = torch.randn(REPLICAS, 3, width, generator=rng)
+
+    def backward(module: nn.Sequential, step: int, number: int) -> None:
+        used = [layer for k, layer in enumerate(module) if uses[step, number, k]]
+        sum((layer(x[number]).square().sum() for layer in used), torch.zeros((), requires_grad=True)).backward()
+
+    def train(number: int) -> list[list[torch.Tensor | None]]:
+        replicas.own.number, found = number, list[list[torch.Tensor | None]]()
+        module = made()
+        overlapped = OverlappedSum(module, object(), CPU)  # type: ignore[arg-type]
+        for step in range(steps):
+            module.zero_grad(set_to_none=False)
+            overlapped.begin()
+            backward(module, step, number)
+            overlapped.send_rest()
+            overlapped.wait()
+            found.append([None if one.grad is None else one.grad.clone() for one in module.parameters()])
+        return found
+
+    def made() -> nn.Sequential:
+        module = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+        for k, one in enumerate(module.parameters()):
+            one.data = torch.linspace(-1, 1, width * width).view(width, width) * (k + 1)
+        return module
+
+    with ThreadPoolExecutor(REPLICAS) as pool:
+        found = list(pool.map(train, range(REPLICAS)))
+    whole = made()
+    for step in range(steps):
+        whole.zero_grad(set_to_none=False)
+        for number in range(REPLICAS):
+            backward(whole, step, number)
+        for own in (one[step] for one in found):
+            for gradient, one in zip(own, whole.parameters(), strict=True):
+                assert (gradient is None) == (one.grad is None)
+                if gradient is not None:
+                    torch.testing.assert_close(gradient, one.grad)

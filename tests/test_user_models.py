@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests import own_models
 from tests.conftest import asked, some
 from tests.test_export import alone, check, checkpointed
 from tests.test_models import load_parts
+from tests.test_world import together
 
 _ = alone  # a fixture
 STEPS = 3
@@ -561,3 +563,24 @@ def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, sc
     }
     with pytest.raises(DejavuError, match=said[kind]):
         pipeline(7, inputs, targets)
+
+
+@pytest.mark.integration
+def test_replicas_may_each_use_other_weights() -> None:
+    """Whose gradients came in messages of other lengths; a weight that nobody used yet is not decayed."""
+    one, two = one_device(), one_device(2)
+    fields = {"batch_size": 4, "num_microbatches": 2, "num_steps": 10}
+    workload = workload_of("sometimes").model_copy(update=fields)
+    levels = [
+        by_hand(schedule, (0, 3, 5), [replace(two, zero_level=level), one], 2)
+        for schedule, level in (("1f1b", 0), ("1f1b", 1), ("1f1b", 2), ("gpipe", 3))
+    ]
+    in_parts = [by_hand("zbv", (0, 1, 2, 3, 5), [replace(two, zero_level=level), two], 2) for level in (0, 1)]
+    workers = together((by_hand("gpipe", (0, 5), [one], 2), 2), (by_hand("1f1b", (0, 2, 5), [one, one], 2), 2))
+    expected = train_single(workload, Draw(), range(10))
+    jobs = [
+        TrainingJob(workload.model_copy(update={"schedule": binding.plan.schedule}), binding, Draw(), None, 0, 10, "")
+        for binding in (*levels, *in_parts, workers)
+    ]
+    for job, trained in zip(jobs, train_in_turn(jobs), strict=True):
+        assert trained.losses == pytest.approx(expected, abs=TOLERANCE), job.binding.plan

@@ -276,6 +276,47 @@ class _AllPositions(ParallelStyle):
         return module
 
 
+class WithGradients:
+    """The weights of which some rank of a group had a gradient in a step so far: all ranks know the same ones.
+
+    A layer may use a weight for some examples alone, so a replica may have no gradient of what another has one. Summed
+    as they are, they would be messages of different lengths. One process has zeros from a weight's first gradient on.
+
+    Args:
+        weights: those of which no gradient is wanted are left out.
+    """
+
+    def __init__(self, weights: Iterable[Any], group: dist.ProcessGroup, device: torch.device) -> None:
+        self._known, self._unknown = list[Any](), [one for one in weights if self.is_trained(one)]
+        self._group, self._device = group, device
+
+    @staticmethod
+    def is_trained(weight: Any) -> bool:
+        return bool(weight.requires_grad)
+
+    def has_gradient(self, weight: Any) -> bool:
+        return weight.grad is not None
+
+    def give_zeros(self, weight: Any) -> None:
+        weight.grad = torch.zeros_like(weight)
+
+    def agree(self) -> None:
+        """Give zeros to a weight that has no gradient, and has or had one on some rank; all of the group call it.
+
+        Says nothing to the others once all weights had one.
+        """
+        if self._unknown:
+            flags = torch.tensor([self.has_gradient(one) for one in self._unknown], dtype=torch.int32)
+            somewhere = flags.to(self._device)
+            dist.all_reduce(somewhere, dist.ReduceOp.MAX, group=self._group)
+            pairs = list(zip(self._unknown, somewhere.tolist(), strict=True))
+            self._known += [one for one, found in pairs if found]
+            self._unknown = [one for one, found in pairs if not found]
+        for one in self._known:
+            if not self.has_gradient(one):
+                self.give_zeros(one)
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, device: torch.device) -> None:
     """All-reduce the gradients, one message per dtype.
 

@@ -31,10 +31,10 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.layer_trace import failing_part
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
-from dejavu.runtime.gradients.sharded import add_up
+from dejavu.runtime.gradients.sharded import ShardedWithGradients, add_up
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import backend_of, to_receive, to_send
-from dejavu.runtime.replicas import left_whole, split_by_sequence, sum_gradients
+from dejavu.runtime.replicas import WithGradients, left_whole, split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.splits.slices import SlicedSequence
@@ -102,6 +102,12 @@ class ReplicatedStage(PipelineStage):
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         self._shards, self._sharding = groups.shards, groups.sharding
         self._left_whole = left_whole(module)
+        self._whole_with = self._sharded_with = None
+        if groups.sharding is not None:
+            self._whole_with = WithGradients(self._left_whole, groups.sharding, device)
+            self._sharded_with = ShardedWithGradients(
+                module, groups.sharding, device, in_every_microbatch=shards_gradients
+            )
         self._by_sequence = split_by_sequence(module, plan.rank_configuration(place.pipeline_rank))
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
@@ -262,6 +268,8 @@ class ReplicatedStage(PipelineStage):
 
         Torch's schedules call this when all of the stage's gradients exist; other stages of the rank may compute on.
         """
+        if self._sharded_with is not None and not self._shards_gradients:
+            self._sharded_with.agree()
         super().perform_reduce_grad(grad_scale_factor)  # FSDP's part, if it shards
         if self._replicas is not None:
             self._replicas.combine(self._layers.step, self._by_sequence)
@@ -270,8 +278,12 @@ class ReplicatedStage(PipelineStage):
         """Wait until the stage's gradients are the step's."""
         if self._replicas is not None:
             self._replicas.finish()
+        if self._sharded_with is not None and self._shards_gradients:
+            self._sharded_with.agree()
+            self._sharded_with.forget_others()
         are_compared = self._replicas is not None and self._replicas.gathers  # sums over shards, else any order does
-        if self._sharding is not None and not are_compared:
+        if self._sharding is not None and self._whole_with is not None and not are_compared:
+            self._whole_with.agree()
             sum_gradients(self._left_whole, self._sharding, self.device)
         if self._by_sequence and self._shards is not None and not are_compared:
             sum_gradients(self._by_sequence, self._shards, self.device)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dejavu.runtime.replicas import sum_gradients
+from dejavu.runtime.replicas import WithGradients, sum_gradients
 from dejavu.runtime.state import local_of
 
 MOST_BYTES = 25 * 2**20  # of a bucket, as of DistributedDataParallel's
@@ -32,6 +32,7 @@ class OverlappedSum:
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
         self._weights = [one for one in reversed(list(module.parameters())) if one.requires_grad]
         self._group, self._device = group, device
+        self._with_gradients = WithGradients(self._weights, group, device)
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._missing: list[int] | None = None  # gradients that each bucket waits for; None: not in the last pass
@@ -46,10 +47,11 @@ class OverlappedSum:
     def send_rest(self) -> None:
         """Begin the sums of all buckets that have not begun: their gradients are what they are."""
         self._missing = None
+        self._send_all()  # before what ranks agree on: some have sent these already
+        self._with_gradients.agree()
         new = [one for one in self._weights if one not in self._bucket_of and one.grad is not None]
         self._put_in_buckets([one for one in new if not self._is_elsewhere(one)])
-        while len(self._sent) < len(self._buckets):
-            self._send()
+        self._send_all()
 
     def wait(self) -> None:
         """Wait for the sums; sum those in the host's memory, which have no room on the device."""
@@ -67,6 +69,10 @@ class OverlappedSum:
             return
         self._missing[number] -= 1
         while (next_one := len(self._sent)) < len(self._buckets) and self._missing[next_one] == 0:
+            self._send()
+
+    def _send_all(self) -> None:
+        while len(self._sent) < len(self._buckets):
             self._send()
 
     def _send(self) -> None:

@@ -20,7 +20,7 @@ from dejavu.runtime.gradients.sharded import ShardedGradients
 from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Layout
-from dejavu.runtime.replicas import parts_of, sum_gradients
+from dejavu.runtime.replicas import WithGradients, parts_of, sum_gradients
 from dejavu.runtime.state import State, belongs, local_of
 from dejavu.workload import GradientSettings
 
@@ -82,6 +82,7 @@ class ReplicaGradients:
         self._memory = Remembered(settings, [f"{device.host}:{device.index}" for device in named])
         self._recalled: State = {}
         self._sum = None if self.gathers else OverlappedSum(module, groups.replicas, groups.device)
+        self._with_gradients = WithGradients(module.parameters(), groups.replicas, groups.device)
 
     @property
     def gathers(self) -> bool:
@@ -113,6 +114,7 @@ class ReplicaGradients:
         elif self.sharded is not None:
             self._combine_shards(step, self.sharded, by_sequence)
         else:
+            self._with_gradients.agree()
             if by_sequence and self._groups.shards is not None:
                 sum_gradients(by_sequence, self._groups.shards, self._groups.device)
             self._combine_whole(step)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from dejavu.runtime.replicas import left_whole
+from dejavu.runtime.replicas import WithGradients, left_whole
 
 
 def add_up(module: nn.Module) -> None:
@@ -40,6 +41,51 @@ def _groups_of(module: nn.Module) -> Iterator[tuple[FSDPModule, Any]]:
         if isinstance(layer, FSDPModule):
             for group in layer._get_fsdp_state()._fsdp_param_groups:
                 yield layer, group
+
+
+class ShardedWithGradients(WithGradients):
+    """The same of weights that FSDP shards.
+
+    Where it reduces a step's gradients at its end (ZeRO 1), zeros are given before. Where it does in every microbatch
+    (ZeRO 2 and 3), it takes zeros for what is absent itself, which are forgotten after the step where nobody had one.
+    """
+
+    def __init__(
+        self, module: nn.Module, group: dist.ProcessGroup, device: torch.device, *, in_every_microbatch: bool
+    ) -> None:
+        groups = [found for _, found in _groups_of(module)]
+        super().__init__((one for found in groups for one in found.fsdp_params), group, device)
+        self._arrived = set[Any]()
+        for found in groups if in_every_microbatch else ():
+            found.reduce_scatter_unused_params = True
+            found.post_backward = partial(self._note, found, found.post_backward)
+
+    def _note(self, group: Any, go_on: Callable[..., None], *arguments: Any) -> None:
+        self._arrived.update(one for one in group.fsdp_params if _has_gradient(one))
+        go_on(*arguments)
+
+    @staticmethod
+    def is_trained(weight: Any) -> bool:
+        return bool(weight.sharded_param.requires_grad)
+
+    def has_gradient(self, weight: Any) -> bool:
+        return weight in self._arrived or _has_gradient(weight)
+
+    def give_zeros(self, weight: Any) -> None:
+        if weight.sharded_param.grad is None:
+            weight.unsharded_param.grad = torch.zeros_like(weight.unsharded_param)
+            weight.to_accumulated_grad_if_needed()
+
+    def forget_others(self) -> None:
+        """Forget the zeros of weights that nobody had a gradient of, after the step: the optimizer would use them."""
+        for one in self._unknown:
+            one.sharded_param.grad = None
+        self._arrived.clear()
+
+
+def _has_gradient(weight: Any) -> bool:
+    """Return whether FSDP has a gradient of a weight that it has not reduced."""
+    return weight.unsharded_accumulated_grad is not None or weight._unsharded_param.grad is not None
 
 
 class Place(NamedTuple):

@@ -10,7 +10,7 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.runtime.layout import World
-from dejavu.runtime.replicas import sum_gradients
+from dejavu.runtime.replicas import WithGradients, sum_gradients
 
 
 def own_group(world: World, place: Placement) -> dist.ProcessGroup | None:
@@ -31,7 +31,7 @@ class SharedGradients:
 
     def __init__(self, world: World, layers: dict[int, nn.Module], device: torch.device) -> None:
         own, self._device = dist.get_rank(), device
-        self._sums = list[tuple[Sequence[nn.Parameter], dist.ProcessGroup]]()
+        self._sums = list[tuple[Sequence[nn.Parameter], WithGradients, dist.ProcessGroup]]()
         self.of_last: dist.ProcessGroup | None = None
         for held in world.holders:
             for ranks in held.ranks:
@@ -39,11 +39,12 @@ class SharedGradients:
                 if own not in ranks:
                     continue
                 weights = [one for k in range(held.start, held.stop) for one in layers[k].parameters()]
-                self._sums.append((weights, group))
+                self._sums.append((weights, WithGradients(weights, group, device), group))
                 if held is world.holders[-1]:
                     self.of_last = group
 
     def sum(self) -> None:
         """Replace each gradient by the sum over its holders; in the order of the layers, so nobody waits in a ring."""
-        for weights, group in self._sums:
+        for weights, with_gradients, group in self._sums:
+            with_gradients.agree()
             sum_gradients(weights, group, self._device)
