@@ -321,8 +321,8 @@ class DivergesAt(nn.Linear):
         return super().forward(x) / (self.calls <= self.most)
 
 
-def diverges() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), DivergesAt(34 * TINY.num_microbatches, 16, 10))
+def diverges(steps: int = 34) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), DivergesAt(steps * TINY.num_microbatches, 16, 10))
 
 
 def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -335,6 +335,13 @@ def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Pat
     state = read_checkpoint(kept, {builder.name for builder in layers_of(job.workload)})
     assert first_not_finite(state) is None and checkpoint_step(kept) == 33
     assert first_not_finite({**state, "model.x": torch.tensor([1.0, math.nan])}) == "model.x"
+
+
+def test_a_first_loss_that_is_no_number_is_not_put_down_to_the_learning_rate(tmp_path: Path) -> None:
+    job = job_of(digits("diverges").model_copy(update={"model_options": {"steps": 0}}), tmp_path, (2,))
+    with pytest.raises(RankError, match=r"the loss of step 1 is nan, .*; no weight had been changed by then") as said:
+        launch(job)
+    assert "learning rate" not in str(said.value) and str(said.value).count("no checkpoint") == 1
 
 
 def test_data_that_fail_in_a_step_end_the_training_and_its_last_checkpoint_is_named(tmp_path: Path) -> None:

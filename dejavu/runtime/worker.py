@@ -124,9 +124,9 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         if pipeline.has_loss:
             tell(job.progress_path, step=step, loss=loss, seconds=step_seconds)
             if loss is not None and not math.isfinite(loss):
-                raise _diverged(job, f"the loss of step {step + 1} is {loss}")
+                raise _diverged(job, f"the loss of step {step + 1} is {loss}", updates=step)
         if gradients.garbage:
-            raise _diverged(job, gradients.garbage)
+            raise _diverged(job, gradients.garbage, updates=step)
         for suspect in pipeline.suspects():
             if (suspect.stage, suspect.replica) not in named:
                 named.add((suspect.stage, suspect.replica))
@@ -150,7 +150,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                     held |= gather_state(module, optimizer)
                 if bad := first_not_finite(held):
                     time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
-                    raise _diverged(job, f"{bad} is not finite after step {done}")
+                    raise _diverged(job, f"{bad} is not finite after step {done}", updates=done)
                 save_checkpoint(job.checkpoints, done, held, found)
             if copier is not None:
                 copier.wake()
@@ -232,11 +232,17 @@ def _warn(job: TrainingJob, what: str) -> None:
         file.write(what + "\n")
 
 
-def _diverged(job: TrainingJob, what: str) -> DivergedError:
-    """Return the error that names the last good checkpoint: none is saved of a state that is not finite."""
+def _diverged(job: TrainingJob, what: str, *, updates: int) -> DivergedError:
+    """Return the error that names the last good checkpoint: none is saved of a state that is not finite.
+
+    Args:
+        updates: of the weights before that, since the training's begin.
+    """
     complete = complete_checkpoints(job.checkpoints)
-    kept = f"the last good checkpoint is {complete[-1]}" if complete else "there is no checkpoint before it"
-    return DivergedError(f"{what}, wanted a finite number; {kept}; lower the learning rate, or set clip_norm")
+    kept = f"the last good checkpoint is {complete[-1]}; " if complete else ""  # who reports it says that there is none
+    learned = "lower the learning rate, or set clip_norm"
+    unlearned = "no weight had been changed by then: look at the examples of that step, and at the initial weights"
+    return DivergedError(f"{what}, wanted a finite number; {kept}{learned if updates else unlearned}")
 
 
 def _restore(
