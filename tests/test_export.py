@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from dejavu.launch.launcher import launch
 from dejavu.runtime.job import TrainingJob, export
 from dejavu.runtime.job.export import MOST_FILE_BYTES, Exported, kept_checkpoint
 from dejavu.runtime.single import build_layers, trained_module
-from dejavu.runtime.state import MARKER, gather_state, read_checkpoint, save_checkpoint
+from dejavu.runtime.state import MARKER, CheckpointError, State, gather_state, read_checkpoint, save_checkpoint
 from dejavu.workload import Workload
 from tests.conftest import TINY
 from tests.launching import job_of
@@ -225,3 +226,23 @@ def test_a_damaged_marker_costs_its_own_checkpoint_only(
     assert export.export(tmp_path / "run", whole, "safetensors", tmp_path / "out").step == 9 - damaged
     later = save_checkpoint(whole.parent, 9, read_checkpoint(whole, {"embedding"}), held_out_loss=1.0)
     assert kept_checkpoint(tmp_path / "run", best=True) == kept_checkpoint(tmp_path / "run") == later
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_checkpoint_that_cannot_be_there_is_said_with_the_one_before(seed: int, tmp_path: Path, alone: None) -> None:
+    """A file in the folder's or the checkpoint's place; what is left of it goes."""
+    rng = random.Random(seed)
+    folder, last = tmp_path / "checkpoints", rng.randint(0, 3)
+    state: State = {"model.x": torch.zeros(3)}
+    for step in range(1, last + 1):
+        kept = save_checkpoint(folder, step, state)
+    before = f"the checkpoint before it, {kept}, is intact" if last else "there is no checkpoint before it"
+    if last:
+        (folder / f"step-{last + 1:08d}").write_text("")
+        said = rf"step-0000000{last + 1} could not be completed: NotADirectoryError: .*; {before}$"
+    else:
+        (tmp_path / "checkpoints").write_text("")
+        said = rf"{folder} can hold no checkpoint: FileExistsError: .*; wanted a folder to write to; {before}$"
+    with pytest.raises(CheckpointError, match=said):
+        save_checkpoint(folder, last + 1, state)
+    assert not list(tmp_path.glob("**/*.partial"))

@@ -230,14 +230,19 @@ def save_checkpoint(folder: Path, step: int, state: State, held_out_loss: float 
         held_out_loss: after this step, on ranks that have it; None on all: it was not evaluated.
 
     Raises:
-        CheckpointError: it could not be written, for example on a full disk; the partial checkpoint is removed.
+        CheckpointError: it could not be written, for example on a full disk; the partial checkpoint is removed. Where
+            the folder can hold none, or it cannot be completed there, rank 0 says so alone.
     """
     final = folder / f"step-{step:08d}"
     aside = folder / f"step-{step:08d}.partial"
     if dist.get_rank() == 0:
         for stale in (*folder.glob("step-*.partial"), final):  # also what an attempt that was killed began elsewhere
             shutil.rmtree(stale, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            said = f"{folder} can hold no checkpoint: {type(error).__name__}: {error}; wanted a folder to write to"
+            raise CheckpointError(f"{said}; {_before(folder)}") from error
     known: list[float | None] = [None] * dist.get_world_size()
     dist.all_gather_object(known, held_out_loss)
     try:
@@ -246,13 +251,15 @@ def save_checkpoint(folder: Path, step: int, state: State, held_out_loss: float 
         raise _not_saved(aside, state, error) from None
     dist.barrier()
     if dist.get_rank() == 0:
-        aside.rename(final)
         try:
+            aside.rename(final)
             loss = next((one for one in known if one is not None), None)
             write_json(final / MARKER, {"step": step, "world_size": dist.get_world_size(), "held_out_loss": loss})
         except OSError as error:
-            shutil.rmtree(final, ignore_errors=True)
-            raise CheckpointError(f"{final} could not be completed by its marker: {error}") from error
+            for partial in (aside, final):
+                shutil.rmtree(partial, ignore_errors=True)
+            said = f"{final} could not be completed: {type(error).__name__}: {error}"
+            raise CheckpointError(f"{said}; {_before(folder)}") from error
         best = best_checkpoint(folder)
         for old in complete_checkpoints(folder)[:-KEPT]:
             if old != best:
@@ -268,7 +275,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
     needed_bytes = sum({name: size for held in sizes for name, size in held.items()}.values())
     written_bytes = sum(path.stat().st_size for path in aside.glob("**/*") if path.is_file()) if aside.exists() else 0
-    free_bytes, complete = shutil.disk_usage(aside.parent).free, complete_checkpoints(aside.parent)
+    free_bytes, before = shutil.disk_usage(aside.parent).free, _before(aside.parent)
     dist.barrier()  # all have looked
     if dist.get_rank() == 0:
         shutil.rmtree(aside, ignore_errors=True)
@@ -276,8 +283,14 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     return CheckpointError(
         f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
         f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
-        f"{f'the checkpoint before it, {complete[-1]}, is intact' if complete else 'there is no checkpoint before it'}"
+        f"{before}"
     )
+
+
+def _before(folder: Path) -> str:
+    """Say which checkpoint is there, where another could not be saved."""
+    complete = complete_checkpoints(folder)
+    return f"the checkpoint before it, {complete[-1]}, is intact" if complete else "there is no checkpoint before it"
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
