@@ -23,11 +23,15 @@ from typer.testing import CliRunner
 
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.binding import bind
+from dejavu.binding.binder import bind_in_order
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.cost.priced_problem import as_planned
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import format_bound, format_bytes
+from dejavu.init import Draw
+from dejavu.launch.preflight import check_plan, check_spreading
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked
@@ -35,7 +39,7 @@ from dejavu.planning.choice import Considered
 from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import MET, ONE_STAGE_ALONE, PROVER, REMEMBERED, PlanOptions, plan
 from dejavu.planning.prices import Prices
-from dejavu.planning.schedules import cut_evenly, fits
+from dejavu.planning.schedules import cut_evenly, fits, under
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
 from dejavu.plans import (
     Infeasible,
@@ -51,9 +55,11 @@ from dejavu.plans import (
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.runtime.job import TrainingJob
 from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 from flows.__main__ import _with_json_target, app
 from flows.inputs import read_what_if, whole_numbers
 from tests.conftest import draws, some
@@ -767,3 +773,37 @@ def test_an_even_cut_is_the_best_of_all_where_some_layers_cannot_run(seed: int) 
     found = cut_evenly(priced, devices)
     assert [stage.configuration for stage in found] == devices and (found[0].start, found[-1].stop) == (0, L)
     assert slowest([stage.start for stage in found[1:]]) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_a_schedule_is_said_to_run_is_accepted_before_a_launch(
+    schedule: str, choice: Choice, folder: Path
+) -> None:
+    """Of one rank in every way that is considered: ZeRO 2 and 3 were planned where no rank would have run them."""
+    asked, priced, refused = request(folder), choice.priced, set[str]()
+    num_layers = len(layers_of(asked.workload))
+    for configuration in priced.problem.configurations:
+        if configuration.device_type not in asked.cluster.device_counts:
+            continue
+        try:
+            plan = under(
+                priced, Plan((Stage(0, num_layers, configuration),), "1f1b", choice.plan.num_microbatches), schedule
+            )
+        except InputError as error:
+            refused.add(str(error))
+            continue
+        binding = bind_in_order(plan, asked.cluster)
+        job = TrainingJob(as_planned(asked.workload, plan), binding, Draw(), None, 0, 1, folder="")
+        check_plan(job)
+        check_spreading(job)
+    parts = [one for one in priced.problem.configurations if not one.runs_in_parts]
+    assert any(one.reduces_in_passes for one in parts)
+    assert any("in two parts" in said for said in refused) == SCHEDULES[schedule].splits_backward
+
+
+@pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.splits_backward])
+def test_searches_look_for_what_such_a_schedule_can_run(schedule: str, folder: Path) -> None:
+    asked = request(folder, schedules=(schedule,))
+    assert asked.spread.zero_levels == (0, 1)
+    both = request(folder, schedules=(schedule, "1f1b"))
+    assert both.spread.zero_levels == (0, 1, 2, 3)

@@ -172,11 +172,7 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"say where on {nowhere[0].device.host}; wanted nvme: {{…, folder: /an/absolute/path}}, or no nvme, "
                 "without which plans keep it elsewhere"
             )
-        if (
-            configuration.zero_level >= 2
-            and configuration.data_parallel > 1
-            and named(SCHEDULES, plan.schedule).splits_backward
-        ):
+        if configuration.reduces_in_passes and named(SCHEDULES, plan.schedule).splits_backward:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, whose gradients are reduced as soon "
                 f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted "

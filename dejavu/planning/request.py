@@ -82,6 +82,9 @@ class PlanRequest:
         found = self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
         if not self.listed_schedules:  # each device has a stage of either direction by itself
             return replace(found, max_data_parallel=1, max_tensor_parallel=1, offload=(Offload(),))
+        levels = tuple(level for level in found.zero_levels if level < 2)
+        if levels and all(named(SCHEDULES, name).splits_backward for name in self.listed_schedules):
+            return replace(found, zero_levels=levels)  # the others reduce gradients before the second part has them
         return found
 
     @property

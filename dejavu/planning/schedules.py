@@ -39,7 +39,10 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
         ranks = plural(len(plan.stages), "pipeline rank")
         raise InputError(f"{name} on {ranks} wants as many {what} or more; found {B}")
     if _parts_a_pass(plan, name):
-        raise InputError(f"{name} runs the backward pass in two parts, and what is offloaded comes back for one")
+        raise InputError(
+            f"{name} runs the backward pass in two parts; what is offloaded comes back for one, and ZeRO levels 2 and "
+            "3 reduce gradients after the first"
+        )
     if schedule.stages_per_rank == 1:
         return priced.as_run(Plan(plan.stages, name, B))
     configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
@@ -114,8 +117,8 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
 
 
 def _parts_a_pass(plan: Plan, schedule: str) -> bool:
-    """Return whether something would have to come back for two parts of a backward pass that comes for one."""
-    can = all(stage.configuration.comes_back_in_parts for stage in plan.stages)
+    """Return whether the schedule runs a backward pass in two parts of a stage that has it in one."""
+    can = all(stage.configuration.runs_in_parts for stage in plan.stages)
     return SCHEDULES[schedule].splits_backward and not can
 
 

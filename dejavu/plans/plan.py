@@ -153,6 +153,16 @@ class StageConfiguration:
         return not self.offload.activations and not (self.offload.parameters and self.recompute)
 
     @property
+    def reduces_in_passes(self) -> bool:
+        """Whether replicas reduce gradients in every microbatch (ZeRO 2 and 3): as soon as the input's is there."""
+        return self.shards_state and self.zero_level >= 2
+
+    @property
+    def runs_in_parts(self) -> bool:
+        """Whether its backward passes may run in two parts, of which the second computes the weights' gradients."""
+        return self.comes_back_in_parts and not self.reduces_in_passes
+
+    @property
     def example_parts(self) -> int:
         """Into how many parts the replicas split the examples of a microbatch."""
         return self.data_parallel // self.context_parallel

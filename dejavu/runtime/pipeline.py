@@ -103,7 +103,7 @@ class Pipeline:
             )
             stage = ReplicatedStage(
                 module, s, *seat, (cuts[span.start], cuts[span.stop]), device, groups,
-                shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,
+                shards_gradients=self.configuration.reduces_in_passes,
             )  # fmt: skip
             self.clock.watch(stage)
             stages.append(stage)

@@ -342,6 +342,12 @@ def _check_stages(plan: Plan, num_layers: int) -> None:
                 f"stage {s}: {plan.schedule} runs the backward pass in two parts, and what is offloaded comes back for "
                 "one; wanted another schedule, or offload false"
             )
+        if named(SCHEDULES, plan.schedule).splits_backward and stage.configuration.reduces_in_passes:
+            raise PlanError(
+                f"stage {s}: {plan.schedule} runs the backward pass in two parts, and ZeRO level "
+                f"{stage.configuration.zero_level} reduces gradients after the first; wanted another schedule, or "
+                "zero_level 0 or 1"
+            )
 
 
 def _priced(prices: Prices, plan: Plan) -> PricedProblem:
