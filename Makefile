@@ -12,27 +12,23 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # than there are cores, a file at a time in each.
 QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE = --numprocesses $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))") --dist loadfile --no-loadscope-reorder
-PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-LATER :=
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick integration slow chaos gpu gpu-rehearsal lint up down bench paper docs audit sbom clean
+.PHONY: run test quick slow chaos gpu gpu-rehearsal lint up down bench paper docs audit sbom clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
-# All beside each other. Tests that start servers or ranks wait for these a third of the time; quick ones, at a lower
-# priority, take what they leave.
+# The checks of types have one process: quick tests run beside them.
 test: $(VENV)/.ready
-	$(MAKE) --no-print-directory --jobs 3 LATER="nice -n 10" integration lint quick
+	$(MAKE) --no-print-directory --jobs 2 lint quick
+	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
 
 quick: $(VENV)/.ready
-	$(LATER) $(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
-
-integration: $(VENV)/.ready
-	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
+	$(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
 
 # Tables on the screen, and JSON with machine, date and command in $(RESULTS).
 bench: $(VENV)/.ready
