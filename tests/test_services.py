@@ -259,17 +259,17 @@ def test_a_schedule_makes_runs(running: Project) -> None:
 def test_a_run_that_was_killed_with_its_worker_becomes_crashed(running: Project) -> None:
     worker = next(process for process in found(running).processes if process.name == "worker")
     api = service_record.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
-    heartbeats = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
-
-    def num_heartbeats() -> int:
-        return int(httpx.post(f"{api}/events/filter", json=heartbeats, trust_env=False).json()["total"])
-
-    of_others = num_heartbeats()  # of runs that have ended
     result = running.typed("prefect", "deployment", "run", "dejavu/full", "--param", "workload=long")
     assert result.returncode == 0, result.stdout + result.stderr
     assert eventually((running.folder / "long.txt").exists)
-    # Sent as the run begins; of one that was killed before nothing can be missed.
-    assert eventually(lambda: num_heartbeats() > of_others)
+    runs = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    (run,) = httpx.post(f"{api}/flow_runs/filter", json=runs, trust_env=False).json()
+    own = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run['id']}"]}}
+
+    def has_a_heartbeat() -> bool:  # sent as the run begins; of one that was killed before nothing can be missed
+        return httpx.post(f"{api}/events/filter", json={"filter": own}, trust_env=False).json()["total"] > 0
+
+    assert eventually(has_a_heartbeat)
     for process in family([worker]):
         process.kill()
     assert eventually(lambda: service_record.status(running.folder) is None)
