@@ -552,7 +552,7 @@ def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, sc
     pipeline = Pipeline(Draw(), World.of(binding, workload), binding.placements[0], torch.device("cpu"))
     inputs, targets = batch_of(workload, 8)
     pipeline(6, inputs, targets)
-    form = r"stage 0 \(layers 0, 1\) gives {} in step 8; wanted \(4, 16\) of torch.float32, as when it was planned"
+    form = r"stage 0 \(layers 0, 1\) in step 8 gives {}; wanted \(4, 16\) of torch.float32, as when it was planned"
     said = {
         "forward": r"the forward pass of stage 0 in step 8, in its '1.0' \(Fails\): OSError: a table is gone$",
         "backward": r"the backward pass of stage 0 in step 8: OSError: a table is gone$",

@@ -6,8 +6,8 @@ shares examples with it; forward and backward, autograd, buffers and the order o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -26,23 +26,18 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from dejavu.binding.binding import Placement
-from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.registry import named
-from dejavu.graphs.layer_trace import failing_part
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.gradients.sharded import ShardedWithGradients, add_up
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import backend_of, to_receive, to_send
+from dejavu.runtime.process.passes import check_form, naming_errors
 from dejavu.runtime.replicas import WithGradients, left_whole, split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.training import Layers
-
-
-class PassError(DejavuError):
-    """A pass of a stage failed, or gave what the next stage does not expect."""
 
 
 class StageGroups(NamedTuple):
@@ -149,32 +144,14 @@ class ReplicatedStage(PipelineStage):
         with self._naming_errors("backward"):
             return super().backward_weight_one_chunk(*args, **options)
 
-    @contextmanager
-    def _naming_errors(self, direction: str) -> Iterator[None]:
-        """Say of an error in a pass what it is and where: torch's own words are of the shapes that the pass had."""
-        try:
-            yield
-        except Exception as error:
-            cause = error if error.__cause__ is None else error.__cause__
-            where = f"the {direction} pass of stage {self.number} in step {self._layers.step + 1}"
-            part = failing_part(self._layers, cause).rstrip(",")
-            raise PassError(f"{where}{part}: {type(cause).__name__}: {cause}") from error
+    def _naming_errors(self, direction: str) -> AbstractContextManager[None]:
+        what = f"the {direction} pass of stage {self.number} in step {self._layers.step + 1}"
+        return naming_errors(what, self._layers)
 
     def _check_output(self, output: Any, chunk: int) -> None:
-        """Check that the next stage, which made room for the message beforehand, can receive the output.
-
-        Raises:
-            PassError: it is another than in planning. Sent, it would end the next stage's process, or be misread there.
-        """
-        wanted = self._shape_of(self._leaving, chunk), self._leaving.dtype
-        found = (tuple(output.shape), output.dtype) if isinstance(output, torch.Tensor) else (type(output).__name__,)
-        if found != wanted:
-            raise PassError(
-                f"stage {self.number} (layers {', '.join(name for name, _ in self._layers.named_children())}) gives "
-                f"{' of '.join(map(str, found))} in step {self._layers.step + 1}; wanted "
-                f"{' of '.join(map(str, wanted))}, as when it was planned: the form of a layer's output may depend on "
-                "nothing but that of its input"
-            )
+        names = ", ".join(name for name, _ in self._layers.named_children())
+        what = f"stage {self.number} (layers {names}) in step {self._layers.step + 1}"
+        check_form(output, (self._shape_of(self._leaving, chunk), self._leaving.dtype), what)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(num_microbatches, has_backward)
