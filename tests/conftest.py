@@ -129,6 +129,13 @@ def some(values: Iterable[Any], often: Iterable[Any]) -> list[Any]:
     return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in values]
 
 
+def spread(values: Iterable[Any], often: int) -> list[Any]:
+    """Values of a parameter: so many of them, evenly spread, in every run of the tests, the others in `make slow`."""
+    all_of = list(values)
+    kept = {k * len(all_of) // often for k in range(often)}
+    return [one if k in kept else pytest.param(one, marks=pytest.mark.slow) for k, one in enumerate(all_of)]
+
+
 def asked(session: pytest.Session, *names: str) -> set[Any]:
     """The values of these parameters that a test of this run has."""
     cases = [

@@ -15,7 +15,7 @@ from dejavu.profiling.layer_passes import _Layers
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from tests.conftest import some
+from tests.conftest import some, spread
 from tests.test_models import ZOO
 
 NARROW = ("bfloat16", "float16")
@@ -32,7 +32,7 @@ def narrowed(name: str, narrow: str) -> tuple[Graph, Graph]:
 
 
 @pytest.mark.parametrize("narrow", some(NARROW, ["bfloat16"]))
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", spread(ZOO, 6))
 def test_products_are_captured_in_the_type_that_computes_them(name: str, narrow: str) -> None:
     """Weights, arithmetic and what crosses a cut stay as they are; what is kept for the backward pass gets smaller."""
     wide, captured = narrowed(name, narrow)

@@ -282,6 +282,7 @@ def test_the_command_prints_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.integration
+@pytest.mark.slow  # a whole run; tests/test_flow.py has two others
 def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

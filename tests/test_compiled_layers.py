@@ -74,6 +74,7 @@ def test_a_compiled_training_says_how_long_it_compiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_compiled_layers_are_measured_as_such() -> None:
     graph = capture(GPT)
     middle = graph.layers[1]

@@ -22,6 +22,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.workload.loader import load_workload
 from flows.__main__ import app
+from tests.conftest import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -127,7 +128,7 @@ def test_a_small_model_is_planned_for_every_example_cluster(path: Path) -> None:
     assert choice.simulated_seconds > 0
 
 
-@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", spread(WORKLOADS, 4), ids=lambda path: path.stem)
 def test_every_example_workload_is_priced(path: Path) -> None:
     """On devices that are not here."""
     workload, cluster = load_workload(path), load_cluster(EXAMPLES / "clusters" / "8x8-h200.yaml")

@@ -405,17 +405,20 @@ def test_a_cluster_file_that_is_edited_meanwhile_is_another_run_s(project: Path)
     assert "other" not in Path(client.download_artifacts(found.info.run_id, "plan/cluster.json")).read_text()
 
 
+MISTAKES = [
+    (
+        "nodes: [{name: a, hosts: [localhost], devices: {type: T4, count: 8}}]\n",
+        "{}",
+        "this machine has 8 × T4; it has",
+    ),
+    ("nodes:\n- {name: a, devices: {type: H10O, count: 8}}\n", "{}", "cluster.yaml:2:29: unknown device 'H10O'"),
+    ("nodes: auto\n", "model: gpt\nbatch_size: no\n", "workload.yaml:2:13: batch_size: found 'no'"),
+]
+
+
 @pytest.mark.parametrize(
     ("cluster", "workload", "message"),
-    [
-        ("nodes:\n- {name: a, devices: {type: H10O, count: 8}}\n", "{}", "cluster.yaml:2:29: unknown device 'H10O'"),
-        ("nodes: auto\n", "model: gpt\nbatch_size: no\n", "workload.yaml:2:13: batch_size: found 'no'"),
-        (
-            "nodes: [{name: a, hosts: [localhost], devices: {type: T4, count: 8}}]\n",
-            "{}",
-            "this machine has 8 × T4; it has",
-        ),
-    ],
+    [MISTAKES[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in MISTAKES[1:])],
 )
 def test_mistakes_end_before_anything_starts(tmp_path: Path, cluster: str, workload: str, message: str) -> None:
     (tmp_path / "cluster.yaml").write_text(cluster)

@@ -337,6 +337,7 @@ def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Pat
     assert first_not_finite({**state, "model.x": torch.tensor([1.0, math.nan])}) == "model.x"
 
 
+@pytest.mark.slow  # of a later loss: above
 def test_a_first_loss_that_is_no_number_is_not_put_down_to_the_learning_rate(tmp_path: Path) -> None:
     job = job_of(digits("diverges").model_copy(update={"model_options": {"steps": 0}}), tmp_path, (2,))
     with pytest.raises(RankError, match=r"the loss of step 1 is nan, .*; no weight had been changed by then") as said:

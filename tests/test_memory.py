@@ -30,6 +30,7 @@ from dejavu.runtime.training import build_layers
 from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of
+from tests.conftest import some
 
 ADAM, SGD = OptimizerSettings(), OptimizerSettings(name="sgd")
 MASTERS = OptimizerSettings(master_weights=True)
@@ -113,7 +114,7 @@ def memory(
     return stage_memory(layers, configuration, StagePlace(depth, num_microbatches, **place), optimizer, foreach=foreach)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", some([1, 3], [3]))
 @both_ways
 @every_workload
 def test_prediction_equals_the_real_allocator(workload: Workload, recompute: bool, depth: int) -> None:

@@ -28,7 +28,7 @@ from dejavu.placement.problem import Floats
 from dejavu.placement.shared.regions import regions
 from dejavu.placement.shared.timeline import empty_state, resume, run_in_order
 from dejavu.plans import Infeasible
-from tests.conftest import draws
+from tests.conftest import draws, spread
 
 MIXED = (1.0, 0.5, 0.25)
 every_placer = pytest.mark.parametrize("name", list(PLACERS))
@@ -198,7 +198,7 @@ def test_regions_are_cut_where_no_tensor_passes(seed: int) -> None:
 
 
 @every_placer
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", spread(range(10), 4))
 def test_every_placement_holds_and_no_bound_is_above_the_best(name: str, seed: int) -> None:
     problem = drawn(seed, most=12)
     best = PLACERS["exact"]().run(problem, budget_seconds=60)
@@ -239,7 +239,7 @@ def test_members_are_in_the_order_that_they_promise(shape: str, ratio: float) ->
 
 
 @every_placer
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", spread(range(8), 3))
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_an_operation_that_no_device_but_some_can_run_is_placed_on_those(name: str, seed: int) -> None:
     """Without a warning of numbers that are none: what a device cannot run has no price there."""

@@ -36,7 +36,8 @@ from dejavu.profiles import (
     host_fingerprint,
 )
 from dejavu.profiles.kernel import Kernel
-from dejavu.profiles.measurement import SCHEMA_VERSION
+from dejavu.profiles.measurement import FIGURES, SCHEMA_VERSION
+from tests.conftest import spread
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -200,6 +201,7 @@ def test_check_flags_a_thousandfold_difference(database):
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+named = text.filter(lambda name: name not in FIGURES)  # which have bounds of their own
 count = st.integers(1, 2**63 - 1)
 # Times that neither physics nor the other sizes of a message deny; no host takes so long for a launch.
 possible = st.floats(min_value=1e-2, max_value=1e-1)
@@ -220,7 +222,7 @@ measurements = st.builds(
     seconds_low=st.none(),
     seconds_high=st.none(),
     measured_at=st.datetimes(datetime(1970, 1, 2), datetime(2200, 1, 1), timezones=zones),
-    extra=st.none() | st.dictionaries(text, st.integers()).map(json.dumps),
+    extra=st.none() | st.dictionaries(named, st.integers()).map(json.dumps),
 )
 
 
@@ -351,7 +353,7 @@ DAMAGED = (
 )
 
 
-@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("content", spread(DAMAGED, 15), ids=range(len(DAMAGED)))
 def test_a_damaged_manifest_is_made_again(three, content, caplog):
     three.compact()  # so that old files, which must not count twice, are still there
     (three.path / "manifest.json").write_bytes(content)

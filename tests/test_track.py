@@ -234,6 +234,7 @@ def test_a_killed_process_leaves_no_run_open(project):
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_processes_that_open_a_fresh_database_together(tmp_path):
     script = """
         import sys, time
