@@ -53,7 +53,7 @@ from dejavu.plans import (
     price,
 )
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.job import TrainingJob
 from dejavu.search import SEARCHES
@@ -167,14 +167,19 @@ def test_a_gap_is_that_of_the_two_numbers_beside_it_and_none_where_one_is_missin
         assert said["simulated_gap_percent"] == pytest.approx(100 * (1 - low / step), abs=1e-9)
 
 
+@pytest.mark.parametrize("microbatches", [4, 8])
 @pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.stages_per_rank > 1])
-def test_searches_plan_ranks_that_a_schedule_of_several_stages_can_have(schedule: str, folder: Path) -> None:
-    """Of six layers three ranks of two stages; of more no schedule could run what a search found."""
+def test_searches_plan_ranks_that_a_schedule_of_several_stages_can_have(
+    schedule: str, microbatches: int, folder: Path
+) -> None:
+    """Of six layers three ranks of two stages, or as many as it has microbatches for; more could not be run."""
     each = SCHEDULES[schedule].stages_per_rank
-    asked = request(folder, schedules=(schedule,), microbatches=(8,), searches=("exact",), budget_seconds=1.0)
+    most = max(ranks for ranks in range(1, 6 // each + 1) if allowed_microbatches(schedule, each * ranks, microbatches))
+    named_alone = {"schedules": (schedule,), "microbatches": (microbatches,), "searches": ("exact",)}
+    asked = request(folder, **named_alone, budget_seconds=1.0)
     choice = Planner().plan(asked)
     for row in choice.considered:
-        assert row.priced.problem.max_stages == max(1, 6 // each)
+        assert row.priced.problem.max_stages == most
         if row.result is not None:
             assert row.candidates, f"{row.search}: no {schedule} of {row.result.plan}"
     assert "none fits" not in choice_to_dict(choice)["reason"]

@@ -34,10 +34,11 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
         ranks = plural(len(plan.stages), "pipeline rank")
         raise InputError(f"{name} wants {num_stages} stages on {ranks}; the model has {plural(L, 'layer')}")
     B = problem.num_microbatches if name in OF_FEW else problem.whole_microbatches
-    if len(plan.stages) > B:
+    least = schedule.microbatches_per_rank * len(plan.stages)
+    if least > B:
         what = "slices" if problem.num_slices > 1 and name in OF_FEW else "microbatches"
         ranks = plural(len(plan.stages), "pipeline rank")
-        raise InputError(f"{name} on {ranks} wants as many {what} or more; found {B}")
+        raise InputError(f"{name} on {ranks} wants {least} {what} or more; found {B}")
     if _parts_a_pass(plan, name):
         raise InputError(
             f"{name} runs the backward pass in two parts; what is offloaded comes back for one, and ZeRO levels 2 and "
@@ -52,13 +53,15 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
 def most_ranks(problem: Problem, schedules: Iterable[str]) -> int:
     """Return how many pipeline ranks, each with a stage of the searches' plans, one of these schedules can have.
 
-    A schedule of several stages for each rank has fewer ranks than the model has layers.
+    A schedule of several stages for each rank has fewer ranks than the model has layers; one that wants several
+    microbatches for each, fewer than a step has of these.
     """
     most = problem.most_stages
 
     def of(name: str) -> int:
-        each = 1 if name == CHIMERA else named(SCHEDULES, name).stages_per_rank
-        return min(most, problem.num_layers // each, most if name in OF_FEW else problem.whole_microbatches)
+        schedule = named(SCHEDULES, "1f1b" if name == CHIMERA else name)
+        by_batch = most if name in OF_FEW else problem.whole_microbatches // schedule.microbatches_per_rank
+        return min(most, problem.num_layers // schedule.stages_per_rank, by_batch)
 
     return max(1, *map(of, schedules))
 

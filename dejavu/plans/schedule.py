@@ -48,6 +48,7 @@ class Schedule:
         in_flight: (stage, num_stages, num_microbatches) -> microbatches whose activations the stage holds at once;
             for schedules of several stages a rank, at most so many.
         stages_per_rank: how many stages a pipeline rank runs.
+        microbatches_per_rank: a step has so many for each pipeline rank at least.
         placement: `loop`: rank r of w runs stages r, r + w, …; `v`: stages r and 2w − 1 − r; `wave`: there and back
             again over the ranks, as often as there are pairs of stages on a rank.
         searched_as: the schedule with one stage per rank whose price and memory rule the searches use instead.
@@ -65,6 +66,7 @@ class Schedule:
     splits_backward: bool = False
     orders: Callable[[Sequence[int], int], Sequence[Sequence[ListedPass]]] | None = None
     by_default: bool = True
+    microbatches_per_rank: int = 1
 
     def num_ranks(self, num_stages: int) -> int:
         """Return the number of pipeline ranks for so many stages.
@@ -121,7 +123,15 @@ SCHEDULES: Family[Schedule] = Family(
             Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
             Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
             Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
-            Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+            Schedule(
+                "dualpipe_v",
+                "DualPipeV",
+                _both_ways,
+                stages_per_rank=2,
+                placement="v",
+                splits_backward=True,
+                microbatches_per_rank=2,
+            ),
             Schedule("interleaved_1f1b_4", "Interleaved1F1B", _all, stages_per_rank=4, by_default=False),
             Schedule(
                 "hanayo", "", _ranks_of_2, stages_per_rank=2, placement="wave", orders=wave_orders, by_default=False
@@ -175,9 +185,10 @@ def torch_actions(
             return {rank: slice_by_slice(_as_torch(order), num_slices) for rank, order in enumerate(few)}
         whole = torch_actions(schedule, num_stages, num_microbatches)
         return {rank: slice_by_slice(order, num_slices) for rank, order in whole.items()}
-    if num_microbatches < ranks:
+    least = ranks * schedule.microbatches_per_rank
+    if num_microbatches < least:
         raise InputError(
-            f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {ranks} or more"
+            f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {least} or more"
         )
     if schedule.orders is not None:
         rank_S = [schedule.rank_of(stage, num_stages) for stage in range(num_stages)]

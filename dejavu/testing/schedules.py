@@ -67,6 +67,16 @@ def it_runs_some_size(schedule: Schedule) -> None:
         )
 
 
+def it_runs_as_few_microbatches_as_it_says(schedule: Schedule) -> None:
+    """Planners look for no more ranks than a step has microbatches for."""
+    for ranks in range(1, MOST_RANKS + 1):
+        S, said = ranks * schedule.stages_per_rank, ranks * schedule.microbatches_per_rank
+        fewest = min((B for stages, B in sizes(schedule) if stages == S), default=None)
+        expect(
+            fewest == said, f"{schedule.name}: {S} stages run {fewest} microbatches; microbatches_per_rank says {said}"
+        )
+
+
 def every_stage_is_on_one_rank(schedule: Schedule) -> None:
     """And a rank runs so many as the schedule says."""
     for ranks in range(1, MOST_RANKS + 1):
@@ -128,6 +138,7 @@ def a_simulated_step_is_no_shorter_than_its_work(schedule: Schedule) -> None:
 CASES: tuple[Callable[[Schedule], None], ...] = (
     its_name_is_its_key_and_what_stands_for_it_in_searches_runs_one_stage_a_rank,
     it_runs_some_size,
+    it_runs_as_few_microbatches_as_it_says,
     every_stage_is_on_one_rank,
     every_pass_is_done_once_by_the_stages_own_rank,
     no_stage_holds_more_microbatches_than_it_says,
