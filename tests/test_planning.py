@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -746,6 +747,28 @@ def test_more_devices_are_no_slower_and_every_plan_is_placed(
     }
     assert all((row["devices"] or 0) <= row["most_devices"] <= sum(more) for row in written["considered"])
     json.dumps(written, allow_nan=False)
+
+
+@pytest.mark.parametrize("nodes", [(3, 2, 1), (3, 3)], ids=str)
+def test_why_there_is_no_plan_is_said_of_each_way_to_take_devices(nodes: tuple[int, ...], folder: Path) -> None:
+    """A layer that fits no stage of one device fits one of two, which other plans have."""
+    cluster, layers_said = of_nodes(nodes, folder), Counter[bool]()
+    for size in (2_000_000, 12_000_000):
+        tight = {name: replace(one, memory_bytes=size) for name, one in cluster.device_types.items()}
+        few = {"microbatches": (2,), "schedules": ("1f1b",), "searches": ("exact",), "budget_seconds": 1.0}
+        prices = Prices(request(folder, cluster=replace(cluster, device_types=tight), **few))
+        with pytest.raises(NoPlanError) as refused:
+            Planner().plan(prices.request, prices)
+        problems, said = prices.problems(2), str(refused.value)
+        assert said.count("where the stages") == len(problems) > 1
+        for priced in problems:
+            widths, reason = prices.widths_of(priced), str(named(SEARCHES, PROVER)().run(priced.problem))
+            assert f"where {widths}, {reason.partition(';')[0]}" in said
+            own = {one.devices_per_node for one in priced.problem.configurations}
+            numbers = {int(word) for word in re.findall(r"\d+", widths.partition(" of a node")[0])}
+            assert own <= numbers and numbers in [set(share.widths) for part in prices.parts for share in part.values()]
+            layers_said["fits in no stage" in reason] += 1
+    assert min(layers_said[True], layers_said[False]) > 0
 
 
 def choice_bound(choice: Choice, one: Candidate) -> float:

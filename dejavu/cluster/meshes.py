@@ -82,20 +82,26 @@ def most_placed(widths: Iterable[int], nodes: Sequence[int]) -> int:
     return min(sum(nodes), *(width * (sum(count // width for count in nodes) + 1) - 1 for width in widths))
 
 
-def widths_left_out(parts: Sequence[Part], cluster: Cluster) -> str:
-    """Say how stages may take devices of types where not every power of two may be taken of every node; else ""."""
+def widths_left_out(parts: Sequence[Part], cluster: Cluster, of: Part | None = None) -> str:
+    """Say how stages may take devices of types where not every power of two may be taken of every node; else "".
+
+    Args:
+        of: the part whose ways are said; None: those of all.
+    """
     said = []
     for name, total in cluster.device_counts.items():
         shares = list(dict.fromkeys(part[name] for part in parts))
         powers = {2**k for k in range(max(on_nodes(cluster, name)).bit_length())}
         if len(shares) > 1 or not powers <= set(shares[0].widths):
-            said.append(f"{'; or '.join(_said(share, total) for share in shares)} of {name}")
+            told = shares if of is None else [of[name]]
+            said.append(f"{'; or '.join(_said(share, total) for share in told)} of {name}")
     return f"the stages of a plan take {'; and '.join(said)}" if said else ""
 
 
 def _said(share: Share, total: int) -> str:
     of_all = f" and up to {share.num_devices} in all" if share.num_devices < total else ""
-    return f"{_either(share.widths)} devices of a node{of_all}"
+    devices = "device" if share.widths == (1,) else "devices"
+    return f"{_either(share.widths)} {devices} of a node{of_all}"
 
 
 def _either(numbers: Sequence[int]) -> str:

@@ -318,25 +318,31 @@ class _Planning:
         counts, names = request.counts, ", ".join(request.allowed_schedules)
         most = plural(counts[-1], "microbatch")
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
-        widths = self.prices.widths_left_out
-        others += f", where {widths}" if widths else ""
-        problems = self.problems
-        last = next(one for one in problems if one.problem.whole_microbatches == counts[-1])  # on most devices
-        proved = all(map(self._is_proved_empty, problems))
-        if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
-            answer = Question(PROVER, last, EXPLAIN_SECONDS).answer()  # with time for a good sentence
-            if isinstance(answer, Infeasible):
+        last = [one for one in self.problems if one.problem.whole_microbatches == counts[-1]]  # on most devices first
+        proved = all(map(self._is_proved_empty, self.problems))
+        if proved and (request.one_stage_a_rank or all(map(self._is_empty, self.problems))):
+            seconds = EXPLAIN_SECONDS / len(last)  # with time for a good sentence
+            answers = [Question(PROVER, one, seconds).answer() for one in last]
+            if isinstance(answers[0], Infeasible) and all(isinstance(one, Infeasible) for one in answers):
                 ways = ("", "") if request.may_run_one_stage_a_rank else ONE_STAGE_ALONE
-                return answer, f"in {most}{others}: {ways[0]}{answer}{ways[1]}"
-        missed = self._missed(last)
+                reasons = self._of_parts(last, [f"{ways[0]}{answer}{ways[1]}" for answer in answers])
+                return answers[0], f"in {most}{others}: {reasons}"
+        reasons = self._of_parts(last, [self._why_missed(one, proved) for one in last])
+        found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reasons, 0.0)
+        return found, f"no plan was found under {names} in {most}{others}, which proves nothing: {reasons}"
+
+    def _of_parts(self, problems: Sequence[PricedProblem], reasons: Sequence[str]) -> str:
+        """Say each reason of the part of the cluster that it is of: what fits no stage of one may fit another's."""
+        widths = map(self.prices.widths_of, problems)
+        return "; ".join(f"where {way}, {why}" if way else why for way, why in zip(widths, reasons, strict=True))
+
+    def _why_missed(self, priced: PricedProblem, proved: bool) -> str:
+        """Say why no plan of a problem was found, where not all that could have one is proved to have none."""
+        missed = self._missed(priced)
         reason = str(missed[-1]) if missed else self._why_none_of_the_found()
         if proved:
-            reason = f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
-        found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
-        return (
-            found,
-            f"no plan was found under {names} in {most}{others}, which proves nothing: {reason}",
-        )
+            return f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
+        return reason
 
     def _why_none_of_the_found(self) -> str:
         """Say why no plan that a search found can be taken: what a schedule asks for, or memory."""

@@ -123,6 +123,13 @@ class Prices:
         """How stages may take devices of a node, where not every power of two is considered; else ""."""
         return "" if self._is_one_device else widths_left_out(self.parts, self.request.cluster)
 
+    def widths_of(self, priced: PricedProblem) -> str:
+        """How stages of this problem's plans may take devices of a node, where that is not every power of two."""
+        if self._is_one_device or self.request.spread.only:
+            return self.widths_left_out
+        part = next(part for (*_, part), one in self._posed.items() if one is priced)
+        return widths_left_out(self.parts, self.request.cluster, self.parts[part])
+
     @property
     def _is_one_device(self) -> bool:
         spread = self.request.spread
