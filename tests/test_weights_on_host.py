@@ -17,7 +17,8 @@ from benchmarks.cost._memory_rank import allocator_peak_bytes
 from dejavu.graphs import offload
 from dejavu.init import Draw
 from dejavu.parallelism import OFFLOADS, Parallelism
-from dejavu.planning import PlanRequest, Prices
+from dejavu.planning import Planner, PlanRequest, Prices
+from dejavu.planning.sentences import what_is_proved, within
 from dejavu.plans import Infeasible, Offload, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.runtime.batches import Reader
@@ -230,6 +231,25 @@ def test_weights_are_fetched_where_nothing_else_fits_or_they_are_named(tmp_path:
         asked = request(cluster(tmp_path, host, "20 MiB", count=2), tmp_path, parallelism, WIDE)
         answer = SEARCHES["exact"]().run(Prices(asked).priced(8).problem, budget_seconds=60)
         assert isinstance(answer, Infeasible)
+
+
+@pytest.mark.parametrize("memory", ["20 MiB", "28 MiB", "1 GiB"])
+def test_a_proof_that_leaves_fetched_weights_out_says_so(memory: str, tmp_path: Path) -> None:
+    """A plan that fetches may be faster than all that were compared; where nothing has to be away, none is."""
+    usual, named = (replace(KEPT, offload=offload) for offload in (OFFLOADS, (*OFFLOADS, Offload())))
+    asked = request(cluster(tmp_path, ROOMY, memory, count=2), tmp_path, usual, WIDE)
+
+    def considered(parallelism: Parallelism) -> tuple[bool, bool, bool]:
+        """Whether weights may be away, whether anything may, and whether the proof is said to leave weights out."""
+        choice = Planner().plan(replace(asked, parallelism=parallelism, searches=("exact",)))
+        away = [one.offload for priced in choice.problems for one in priced.problem.configurations if one.offload]
+        left_out = "where weights are in their node's memory only if" in what_is_proved(choice)
+        assert left_out == ("where weights are in their node's memory only if" in within(choice))
+        return any(one.parameters for one in away), bool(away), left_out
+
+    fetched, away, left_out = considered(usual)
+    assert left_out == (away and not fetched) == (memory == "28 MiB")
+    assert not considered(named)[2]
 
 
 @pytest.mark.parametrize("away", [WEIGHTS, ALL], ids=str)

@@ -20,9 +20,11 @@ from dejavu.foundation.units import (
     plural,
 )
 from dejavu.graphs.capture import COMPILED
+from dejavu.parallelism import OFFLOADS
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
 from dejavu.plans import Plan
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.simulation.bound import CLOSE
 from dejavu.workload import AUTO
 from dejavu.workload.data import dataset_of
@@ -184,10 +186,18 @@ def _limits(choice: Choice) -> tuple[str, list[str]]:
             "where replicas share examples only if a microbatch has fewer examples than there are replicas, then as "
             f"few as must, with ZeRO {levels}"
         )
+    if any(map(_leaves_weights_out, choice.problems)) and not spread.only and spread.offload == OFFLOADS:
+        parts.append("where weights are in their node's memory only if stages of one kind have no room without")
     mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")
     return of, parts
+
+
+def _leaves_weights_out(priced: PricedProblem) -> bool:
+    """Return whether stages may keep something in their node's memory, but not their weights."""
+    away = [one.offload for one in priced.problem.configurations if one.offload]
+    return bool(away) and not any(one.parameters for one in away)
 
 
 def what_is_away(choice: Choice) -> str:
