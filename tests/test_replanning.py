@@ -307,6 +307,45 @@ def test_a_slower_link_is_seen_of_a_host_that_has_come_as_of_the_others(slow: st
     assert not training.now.link_slowness
 
 
+def only_as_it_runs(how: str) -> tuple[RunningProblem, Binding]:
+    """A plan on two hosts that no search finds where these differ, or looks for: what each device has room for."""
+    running = running_on(2, replicas=(1, 2))
+    problem, costs = running.priced.problem, running.priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    one, both = problem.configurations
+    if how == "a stage on both":
+        costs = replace(costs, capacity_bytes_C=np.array([1.0, 2.0**30]))
+        plan, schedules = Plan((Stage(0, L, both),), "1f1b", B), ("1f1b",)
+    else:  # the first layer and the last on one, what is between them on the other
+        held_L = np.array([8.0, 5.0, *[0.0] * (L - 4), 5.0, 2.0])
+        nothing = {name: np.zeros((2, L)) for name in ("activation_bytes_CL", "temporary_bytes_CL")}
+        costs = replace(costs, fixed_bytes_CL=np.stack([held_L] * 2), capacity_bytes_C=np.full(2, 10.0), **nothing)
+        stages = (Stage(a, b, one) for a, b in itertools.pairwise((0, 1, L // 2, L - 1, L)))
+        plan, schedules = Plan(tuple(stages), "zbv", B), ("zbv",)
+    priced = replace(running.priced, problem=replace(problem, costs=costs))
+    running = replace(running, priced=priced, schedules=schedules)
+    return running, bind_in_order(plan, running.cluster)
+
+
+@pytest.mark.parametrize("how", ["a stage on both", "two stages on each"])
+@pytest.mark.parametrize(
+    "changes",
+    [(), (DeviceSlowed("h0", 0, 3.0),), (LinkSlowed("h1", 4.0),), (HostLost("h1"), HostAdded("h1"))],
+    ids=lambda changes: ", ".join(map(str, changes)),
+)
+def test_the_running_plan_goes_on_where_no_other_is_found(changes: tuple[ClusterChange, ...], how: str) -> None:
+    """A training was ended when a device of its only stage became slower, or before its first step."""
+    running, binding = only_as_it_runs(how)
+    now = ClusterNow(running.cluster).after(*changes)
+    decision = replan(running, binding, now, Remaining(100), changes)
+    assert decision.stays and {placed.device.host for placed in decision.chosen.binding.placements} == {"h0", "h1"}
+    stays_alone = how == "two stages on each" or any(isinstance(one, DeviceSlowed | LinkSlowed) for one in changes)
+    assert ("as no other was found that fits" in str(decision)) == stays_alone
+    assert decision.lower_bound_seconds <= decision.chosen.step_seconds
+    with pytest.raises(NoPlanError):
+        replan(running, binding, now.after(HostLost("h1")), Remaining(100), changes)
+
+
 def test_a_host_that_comes_is_used_where_it_pays() -> None:
     running = running_on(3)
     now = ClusterNow(running.cluster).after(HostLost("h2"))

@@ -14,6 +14,7 @@ from dejavu.migration.changes import ClusterChange, ClusterNow
 from dejavu.migration.options import Option
 from dejavu.migration.placing import Held, Move, held_by
 from dejavu.migration.problem_now import ProblemNow, RunningProblem, problem_now
+from dejavu.plans import NoPlanError
 
 RESTART_SECONDS = 2.0  # of ranks that are forked, until their first step; a training measures its own
 BUDGET_SECONDS = 2.0  # of the exact search, which takes milliseconds where few devices make a small table
@@ -75,14 +76,14 @@ class Offered:
     """What a decision is about.
 
     Attributes:
-        best: the plan that was found for the cluster as it is.
+        best: the plan that was found for the cluster as it is; None: none was.
         stay: the running one; None: a device of it is lost.
         others: further ones.
         lower_bound_seconds: proved of all plans, by the searches' cost model.
         began: when the decision began, by `time.perf_counter`.
     """
 
-    best: Option
+    best: Option | None
     stay: Option | None
     others: tuple[Option, ...]
     lower_bound_seconds: float
@@ -104,7 +105,8 @@ def replan(
     The exact search is asked for the best plan on what is left. It competes with the running plan, where all of its
     devices are still there, and with the running plan without what is lost: for the steps that are left, each takes
     its simulated steps, and what it has to move once. Where all devices of the running plan are there, it stays unless
-    the gain exceeds the margin. Equal times: what moves less.
+    the gain exceeds the margin. Equal times: what moves less. Where the search finds no plan that fits under an allowed
+    schedule, the running one may: with several stages on a rank it need not be one that searches look for.
 
     Args:
         binding: the running one.
@@ -112,7 +114,7 @@ def replan(
         changes: for the sentences.
 
     Raises:
-        NoPlanError: no plan fits what is left.
+        NoPlanError: no plan fits what is left, or none was found and the running one cannot go on.
 
     Source: the objective is ours; planning anew for what is left, and moving only what has to, as
     [Varuna](https://arxiv.org/abs/2111.04007) and [Oobleck](https://arxiv.org/abs/2309.08125) do for equal devices.
@@ -120,10 +122,17 @@ def replan(
     began = time.perf_counter()
     current = problem_now(running, now)
     held = held_now(current, binding)
-    found, answer = options.best(current, held, budget_seconds=budget_seconds, seed=seed)
     stay = options.as_it_is(current, binding, held)
     others = () if stay else tuple(options.without_lost(current, binding, held))
-    offered = Offered(found, stay, others, answer.lower_bound_seconds, began)
+    found: Option | None = None
+    bound_seconds = 0.0
+    try:
+        found, answer = options.best(current, held, budget_seconds=budget_seconds, seed=seed)
+        bound_seconds = answer.lower_bound_seconds
+    except NoPlanError:
+        if stay is None and not others:
+            raise
+    offered = Offered(found, stay, others, bound_seconds, began)
     return decide(offered, current, binding, remaining, changes)
 
 
@@ -142,7 +151,7 @@ def decide(
 ) -> Decision:
     """Choose by the rule of `replan`."""
     held, found, stay = held_now(current, binding), offered.best, offered.stay
-    listed = [found, *([stay] if stay else []), *offered.others]
+    listed = [*([found] if found else []), *([stay] if stay else []), *offered.others]
 
     def total_seconds(option: Option) -> float:
         return remaining.steps * option.step_seconds + _move_seconds(option, current.cluster, held, remaining)
@@ -182,9 +191,11 @@ def _move_seconds(option: Option, cluster: Cluster, held: Held, remaining: Remai
     return remaining.restart_seconds + slowest
 
 
-def _reasons(chosen: Option, found: Option, stay: Option | None, remaining: Remaining) -> tuple[str, ...]:
+def _reasons(chosen: Option, found: Option | None, stay: Option | None, remaining: Remaining) -> tuple[str, ...]:
     step = f"a step is predicted to take {units.format_seconds(chosen.step_seconds)}"
-    if chosen.is_running:
+    if found is None and chosen.is_running:
+        return (f"the running plan stays, as no other was found that fits: {step}",)
+    if found is not None and chosen.is_running:
         gain = 1 - found.step_seconds / chosen.step_seconds
         if gain <= 0:
             return (f"the running plan is still the best: {step}",)
@@ -198,6 +209,8 @@ def _reasons(chosen: Option, found: Option, stay: Option | None, remaining: Rema
     if stay is not None:
         gain = 1 - chosen.step_seconds / stay.step_seconds
         said[0] += f", {gain:.0%} less than the running plan's {units.format_seconds(stay.step_seconds)}"
+    elif found is None:
+        said[0] += ", and no other plan was found that fits"
     elif chosen is not found:
         slower = chosen.step_seconds / found.step_seconds - 1
         said[0] += f", {slower:.1%} above the best plan's, and less has to move"
