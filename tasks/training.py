@@ -43,13 +43,13 @@ from dejavu.trials import (
     Rung,
     TrialResult,
     Trials,
-    batch_norm_of_parts,
     client_of,
     local_client,
     most_draws,
     remembered_reference,
     remembered_search,
     search_initialization,
+    what_replicas_do_apart,
 )
 from dejavu.workload import Workload
 from dejavu.workload.pretrained import check_pretrained
@@ -308,12 +308,12 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     if difference is None:  # there was no step, or the first losses are lost
         return None
     if not difference <= TOLERATED_DIFFERENCE and not job.workload.gradients.gathers:  # one process takes the mean
-        normed = batch_norm_of_parts(job)
+        apart = what_replicas_do_apart(job)
         get_run_logger().warning(
             "the first losses differ from single-process training by %.1e; up to %.0e is rounding%s",
             difference,
             TOLERATED_DIFFERENCE,
-            f". Layer {normed!r} has a batch norm of each replica's own examples" if normed else "",
+            f". {apart}" if apart else "",
         )
     return difference
 

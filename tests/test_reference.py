@@ -16,11 +16,12 @@ from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
-from dejavu.trials import TrialSpec, batch_norm_of_parts, remembered_reference
-from dejavu.workload import Workload
+from dejavu.trials import TrialSpec, remembered_reference, what_replicas_do_apart
+from dejavu.workload import TrialSettings, Workload
 from tasks.training import read_job
 from tests.conftest import TINY
-from tests.launching import job_of
+from tests.launching import TOLERANCE, job_of
+from tests.test_models import ZOO
 
 STEPS = 2  # of the trial
 
@@ -156,4 +157,23 @@ def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
     )
     job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=stages)))
     splits = replicas[0 if cut > 1 else 1] > 1 and model == "weights_here_and_there"
-    assert batch_norm_of_parts(job) == ("1" if splits else "")
+    said = "Layer '1' has a batch norm of each replica's own examples"
+    assert what_replicas_do_apart(job) == (said if splits else "")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_a_model_does_with_a_microbatch_as_one_is_named(name: str, tmp_path: Path) -> None:
+    """Losses of halves of a microbatch, as two replicas have them, are those of the whole; or it is said why not."""
+    plain = {"batch_size": 4, "num_steps": 1, "trials": TrialSettings(count=0), "num_microbatches": 1}
+    whole = ZOO[name].model_copy(update=plain)
+    if "moe" in name:  # more tokens than an expert has places for
+        whole = whole.model_copy(update={"model_options": {**whole.model_options, "capacity_factor": 0.5}})
+    losses = [
+        train_single(whole.model_copy(update={"num_microbatches": parts}), Draw("xavier", seed=7), range(1))[0]
+        for parts in (1, 2)
+    ]
+    (alone,) = (job := job_of(whole, tmp_path, ())).binding.plan.stages
+    both = replace(alone, configuration=replace(alone.configuration, devices_per_node=2, data_parallel=2))
+    assert what_replicas_do_apart(job) == ""
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(both,))))
+    assert bool(what_replicas_do_apart(job)) == (abs(losses[0] - losses[1]) > TOLERANCE)

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dejavu.foundation.hashing import stable_hash
@@ -16,9 +17,15 @@ from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
 from dejavu.workload.models import layers_of
+from dejavu.workload.models.moe import Experts as ExpertsOfCapacity
 from dejavu.workload.pretrained import fingerprint
 
 SUFFIX = ".reference"  # unlike that of a trial's result
+# Modules whose output for an example depends on the others of its microbatch, and what they do.
+OF_ALL_EXAMPLES: dict[type[nn.Module], str] = {
+    _BatchNorm: "has a batch norm",
+    ExpertsOfCapacity: "gives the places of its experts to tokens",
+}
 
 
 def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
@@ -50,10 +57,10 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
     return losses
 
 
-def batch_norm_of_parts(job: TrainingJob) -> str:
-    """Name the first layer with a batch norm whose stage splits a microbatch over replicas; "": there is none.
+def what_replicas_do_apart(job: TrainingJob) -> str:
+    """Say of the first layer that is not the same of parts of a microbatch what it does; "": none is known.
 
-    It normalizes each replica's examples, where one process has all: its losses are others.
+    A stage's replicas each have a part of every microbatch, where one process has all of it: its losses are others.
     """
     builders = layers_of(job.workload)
     for stage in job.binding.plan.stages:
@@ -62,8 +69,9 @@ def batch_norm_of_parts(job: TrainingJob) -> str:
         for builder in builders[stage.start : stage.stop]:
             with fake_tensors():
                 parts = list(builder.build().modules())
-            if any(isinstance(part, _BatchNorm) for part in parts):
-                return builder.name
+            for kind, what in OF_ALL_EXAMPLES.items():
+                if any(isinstance(part, kind) for part in parts):
+                    return f"Layer {builder.name!r} {what} of each replica's own examples"
     return ""
 
 
