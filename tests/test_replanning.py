@@ -334,7 +334,7 @@ def only_as_it_runs(how: str) -> tuple[RunningProblem, Binding]:
     ids=lambda changes: ", ".join(map(str, changes)),
 )
 def test_the_running_plan_goes_on_where_no_other_is_found(changes: tuple[ClusterChange, ...], how: str) -> None:
-    """A training was ended when a device of its only stage became slower, or before its first step."""
+    """It was an error when a device of the only stage became slower, or nothing had changed."""
     running, binding = only_as_it_runs(how)
     now = ClusterNow(running.cluster).after(*changes)
     decision = replan(running, binding, now, Remaining(100), changes)
