@@ -23,11 +23,11 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
 from dejavu.cost.ranges import Range
 from dejavu.cost.trainings.steps import Basis, StepFactor
-from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
+from dejavu.foundation.units import format_bound, format_bytes, format_gap, format_seconds, in_microbatches
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
-from dejavu.planning.considered import stages_table
+from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.sentences import OTHER_WAYS
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.orders import both_ways_orders
@@ -355,6 +355,35 @@ def test_what_is_unknown_is_not_made_up():
     assert "nothing was proved about other plans" in text and "no baseline fits its memory" in text
     assert "best baseline" not in printed(run)
     assert run.gap is None
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-7, 3e-4, 0.0011, 0.02341, 0.16047, 1.0])
+def test_a_page_says_one_bound_and_one_gap(gap: float) -> None:
+    """Those of the sentence, of the tile and of the tables; rounded, a bound is never above what was proved."""
+    run = make_data(trained=False)
+    seconds = (1.0 - gap) * run.simulation.step_seconds
+    choice, result = run.choice, run.source_row.result
+    loose = replace(result, lower_bound_seconds=(1.0 - gap) * result.step_seconds)
+    rows = tuple(replace(row, answer=loose) if row is choice.origin else row for row in choice.considered)
+    origin = rows[choice.considered.index(choice.origin)]
+    bounds = {place: replace(bound, seconds=seconds) for place, bound in choice.simulated_bounds.items()}
+    choice = replace(choice, considered=rows, origin=origin, simulated_bounds=bounds)
+    bound = (1.0 - gap) * run.binding.step_seconds
+    run = replace(run, choice=choice, binding=replace(run.binding, lower_bound_seconds=bound))
+    parsed = Page(page(run))
+    found, text = f"{parsed.marked[1]} ", parsed.text
+    names, none_below = (considered_table(choice).columns[k].cells for k in (0, 4))
+    for name, said in zip(names, none_below, strict=True):
+        assert "✔" not in name or f" {said} " in found, "as `dejavu plan` has it"
+    if gap == 1.0:
+        assert "Proved gap –" in text and "nothing was proved" in text and found.count(" – ") == 2
+        return
+    assert f"Proved gap {format_gap(gap)} " in text
+    if gap > 0:
+        assert f"a gap of {format_gap(gap)}" in text
+        assert f"No binding takes less than {format_bound(bound, run.binding.step_seconds)} by" in text
+    assert format_bound(seconds, run.simulation.step_seconds) in found
+    assert format_bound(loose.lower_bound_seconds, loose.step_seconds) in found
 
 
 def test_a_single_stage_and_many_layers():

@@ -55,7 +55,7 @@ def considered_table(choice: Choice) -> Table:
     for name in ("microbatches", "schedule", "step", "none below", "stages", "devices", "free"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(choice):
-        proved = _proved(choice, row)
+        proved = none_below(choice, row)
         shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
         if row is choice.origin:
             moved = ", cuts moved" if choice.cuts_moved and row.search in NAMES else ""
@@ -77,8 +77,8 @@ def considered_table(choice: Choice) -> Table:
     return table
 
 
-def _proved(choice: Choice, row: Considered) -> str:
-    """Write the bound on steps with a row's number of microbatches; it is none on plans of other ways."""
+def none_below(choice: Choice, row: Considered) -> str:
+    """Write the bound on steps with a row's number of microbatches, `–` where there is none: on plans of other ways."""
     bound = choice.simulated_bound_seconds(row.num_microbatches)
     if row.search in OTHER_WAYS or not 0 < bound < float("inf"):
         return "–"

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, StrictUndefined, Template
@@ -16,13 +15,16 @@ from plotly.offline import get_plotlyjs
 
 from dejavu.cost.ranges import memory_range
 from dejavu.foundation.units import (
+    format_bound,
     format_bytes,
     format_bytes_per_second,
+    format_gap,
     format_seconds,
     in_microbatches,
     plural,
 )
-from dejavu.planning.sentences import OTHER_WAYS, between, short
+from dejavu.planning.considered import none_below
+from dejavu.planning.sentences import between, short
 from dejavu.plans import Plan
 from dejavu.report.charts import (
     accuracy_chart,
@@ -65,7 +67,8 @@ def page(run: ReportData) -> str:
         several_hosts=len({placed.device.host for placed in run.binding.placements}) > 1,
         topology=Markup(topology_svg(run.binding, run.cluster, run.links)),
         fullest=list(_fullest(run)),
-        other_ways=OTHER_WAYS,  # nothing is proved of them
+        none_below=none_below,
+        format_gap=format_gap,
         trials=trials[:MOST_TRIALS],
         num_more_trials=max(0, len(trials) - MOST_TRIALS),
         in_microbatches=in_microbatches,
@@ -103,7 +106,8 @@ def _fullest(run: ReportData) -> Iterator[str]:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters: dict[str, Callable[[Any], str]] = {
+    filters: dict[str, Callable[..., str]] = {
+        "bound": lambda value, best: format_bound(value, best or math.inf) if 0 < value < math.inf else ABSENT,
         "seconds": lambda value: _or_absent(value, format_seconds),
         "bytes": lambda value: _or_absent(value, format_bytes),
         "range": lambda found: between(found, format_seconds),
