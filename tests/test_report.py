@@ -433,6 +433,19 @@ def test_every_schedule_ends_in_a_page_and_a_table(schedule: str, named: bool) -
     said_of(run, schedule)
 
 
+@EVERY_SCHEDULE
+def test_the_fullest_device_holds_what_the_tables_say(schedule: str) -> None:
+    """A pass's own needs included, as in the range that `dejavu plan` prints."""
+    run = make_data(trained=False, schedule=schedule)
+    held, capacity = run.choice.fullest_of(run.bound)
+    wanted = rf"rank (\d+)'s, with at most {format_bytes(held)}, {held / capacity:.1%} of its {format_bytes(capacity)};"
+    found = re.search(wanted, Page(page(run)).text)
+    assert found is not None
+    headroom = [stage.headroom_bytes for stage in run.stages if stage.rank == int(found[1])]
+    assert headroom == pytest.approx([capacity - held] * len(headroom))
+    assert headroom[0] == min(stage.headroom_bytes for stage in run.stages)
+
+
 @pytest.mark.parametrize("tried", [True, False], ids=["trials", "no trials"])
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe_v"])
 def test_a_training_without_a_measured_step_ends_in_a_page_and_a_table(schedule: str, tried: bool) -> None:

@@ -66,7 +66,7 @@ def page(run: ReportData) -> str:
         drawn_until=drawn_until if math.isfinite(drawn_until) else None,
         several_hosts=len({placed.device.host for placed in run.binding.placements}) > 1,
         topology=Markup(topology_svg(run.binding, run.cluster, run.links)),
-        fullest=list(_fullest(run)),
+        fullest=_fullest(run),
         none_below=none_below,
         format_gap=format_gap,
         trials=trials[:MOST_TRIALS],
@@ -93,14 +93,14 @@ def _figures(run: ReportData) -> Iterator[tuple[str, go.Figure]]:
         yield "training", losses_chart((), None, run.training)
 
 
-def _fullest(run: ReportData) -> Iterator[str]:
-    """Say how full the fullest device becomes."""
-    peaks, capacities = run.simulation.peak_bytes, run.rank_capacity_bytes
-    rank = max(range(len(peaks)), key=lambda rank: peaks[rank] / capacities[rank])
-    share = f"{peaks[rank] / capacities[rank]:.1%} of its {format_bytes(capacities[rank])}"
-    likely = between(memory_range(peaks[rank]), format_bytes)
-    most = f"with at most {format_bytes(peaks[rank])}, {share}"
-    yield f"The fullest device is rank {rank}'s, {most}; in nine of ten cases {likely}."
+def _fullest(run: ReportData) -> str:
+    """Say how full the fullest device becomes, as the tables and `dejavu plan` count it."""
+    ranks = run.choice.held(run.bound)
+    held, capacity = run.choice.fullest_of(run.bound)
+    share = f"{held / capacity:.1%} of its {format_bytes(capacity)}"
+    likely = between(memory_range(held), format_bytes)
+    whose = f"rank {ranks.index((held, capacity))}'s, with at most {format_bytes(held)}"
+    return f"With that the fullest device is {whose}, {share}; in nine of ten cases {likely}."
 
 
 @cache
