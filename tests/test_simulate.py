@@ -229,6 +229,16 @@ def test_equal_stages_take_the_textbook_time(schedule: str, num_stages: int, num
     assert simulated.bubble_fraction == pytest.approx((num_stages - 1) / slots)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rank_alone_never_waits_and_never_less(schedule: str) -> None:
+    """Rounding makes no share of time that is below zero, which pages would show as -0.0 %."""
+    random, count = np.random.default_rng(0), SCHEDULES[schedule].stages_per_rank
+    for num_microbatches in (2, 4, 8) * 10:
+        stages = [StageSeconds(*random.uniform(0.0, 1.0, 3).tolist()) for _ in range(count)]
+        found = simulate(plan_of(schedule, count, num_microbatches), stages).bubble_fraction
+        assert f"{found:.1%}" == "0.0%"
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "looped_bfs"])

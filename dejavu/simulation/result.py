@@ -81,7 +81,7 @@ class Simulation:
     def bubble_fraction(self) -> float:
         """Share of the pipeline ranks' time in which they run nothing; slowed by others on its device, a rank runs."""
         total = self.num_ranks * self.step_seconds
-        return 1.0 - float((self.stop_A - self.start_A).sum()) / total if total > 0 else 0.0
+        return max(0.0, 1.0 - float((self.stop_A - self.start_A).sum()) / total) if total > 0 else 0.0
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
