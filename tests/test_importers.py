@@ -11,7 +11,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,27 @@ def test_every_importer_does_what_it_says(
 def test_every_measurement_of_the_sample_is_taken(name: str, tmp_path: Path, database: ProfileDatabase) -> None:
     path, expected = SAMPLES[name].write(tmp_path)
     assert import_profile(SAMPLES[name].importer, path, database).num_new == len(rows(database)) == expected
+
+
+OWN_NAMES = {"neusight": "Tesla T4", "alpa": "default", "vidur": "a100_dgx", "metis": "T4"}
+OWN_NAMES["nccl-tests"] = "NVIDIA A100-SXM4-40GB"
+
+
+@every_importer
+def test_a_device_that_the_source_does_not_have_is_not_left_out_of_account(
+    name: str, tmp_path: Path, database: ProfileDatabase
+) -> None:
+    """Rows would be of the device that they are taken for without the option, which the user thinks they are not."""
+    path, _ = SAMPLES[name].write(tmp_path)
+    own = OWN_NAMES[name]
+    said = f"--device Nowhere=L4: the source has no device 'Nowhere'; it has .*{own}"
+    for devices in (["Nowhere=L4"], ["Nowhere=L4", f"{own}=A40"], ["Nowhere=L4", "A40"]):
+        with pytest.raises(InputError, match=said):
+            import_profile(replace(SAMPLES[name].importer, devices=DeviceNames.of(devices)), path, database)
+        assert not database.path.exists()
+    for devices in ([f"{own}=A40"], [f"{own}=A40", "L4"]):
+        import_profile(replace(SAMPLES[name].importer, devices=DeviceNames.of(devices)), path, database)
+    assert "A40" in set(rows(database)["device_type"])
 
 
 def test_the_registry_has_a_sample_of_each() -> None:

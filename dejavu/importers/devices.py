@@ -18,11 +18,13 @@ class DeviceNames:
         given: `A100` -> `A100-SXM4-40GB`, given by the user for this source.
         every: one device for all rows, whatever the source says.
         usual: the devices of the published files of this format.
+        asked: the source's names that were resolved so far.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     every: str | None = None
     usual: Mapping[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
     def of(cls, options: Sequence[str]) -> DeviceNames:
@@ -52,6 +54,7 @@ class DeviceNames:
 
     def found(self, found: str) -> str | None:
         """Return the catalogue's name of what the source calls `found`; None: unknown."""
+        self.asked.add(found)
         return self.given.get(found) or self.every or in_catalogue(found) or self.usual.get(found)
 
     def resolve(self, found: str) -> str:
@@ -64,6 +67,17 @@ class DeviceNames:
         if name is None:
             raise InputError(f"{catalogue().unknown(found)} (say which with --device '{found}=NAME')")
         return name
+
+    def check_given(self) -> None:
+        """Check, when a source is read, that it has every device of which the user said what it is.
+
+        Raises:
+            InputError: it has not; the rows would be of another device than the user thinks.
+        """
+        for name, wanted in self.given.items():
+            if name not in self.asked:
+                there = f"it has {', '.join(sorted(self.asked))}" if self.asked else "it names none"
+                raise InputError(f"--device {name}={wanted}: the source has no device {name!r}; {there}")
 
 
 def in_catalogue(found: str) -> str | None:

@@ -66,11 +66,13 @@ def import_profile(
     Interrupted, it has written some batches or none; run again, it writes the rest.
 
     Raises:
-        InputError: the source is not of the importer's format, has a bad row, or has no measurement.
+        InputError: the source is not of the importer's format, has a bad row, no measurement, or not the devices that
+            the user named.
         ProfileError: the database cannot be written.
     """
     report = ImportReport()
     files = importer.files(path)
+    importer.devices.asked.clear()
     total = num_rows(files)
     with tempfile.TemporaryDirectory(prefix="dejavu-import-") as folder:
         spool = Path(folder) / "rows.parquet"
@@ -80,6 +82,7 @@ def import_profile(
                 if table.num_rows:
                     writer.write_table(table)
                 progress("reading", report.num_read, total)
+        importer.devices.check_given()
         num_sound = report.num_read - report.skipped.total() - report.num_bad
         if not num_sound:
             raise InputError(f"{path} has no measurement: {report}")

@@ -107,7 +107,7 @@ class NcclTests(Importer):
             raise InputError(
                 f"{path}: ranks on {', '.join(sorted(devices))}; wanted one kind of device (--device NAME)"
             )
-        device = self.devices.every or (self.devices.resolve(devices.pop()) if devices else None)
+        device = self.devices.resolve(*devices) if len(devices) == 1 else self.devices.every
         if device is None:
             raise InputError(f"{path} does not list its ranks' devices; say which with --device NAME")
         try:

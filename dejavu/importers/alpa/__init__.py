@@ -44,8 +44,9 @@ class Alpa(Importer):
     """Collectives and matrix products on V100-class nodes, as Alpa profiled them.
 
     The pickle is read without running anything in it; see `restricted_pickle`. The devices are V100-SXM2-16GB, as in
-    Alpa's own file, unless `--device` says otherwise. A file may have the profiles of several clusters, whose rows
-    would look like repeats of each other: one is taken at a time. See [Zheng et al., OSDI 2022](https://arxiv.org/abs/2201.12023).
+    Alpa's own file, unless `--device` or the cluster's name says otherwise. A file may have the profiles of several
+    clusters, whose rows would look like repeats of each other: one is taken at a time. See
+    [Zheng et al., OSDI 2022](https://arxiv.org/abs/2201.12023).
     """
 
     name: ClassVar[str] = "alpa"
@@ -59,7 +60,7 @@ class Alpa(Importer):
     def batches(self, file: Path) -> Iterator[Batch]:
         cluster = self._chosen(file)
         pieces = parquet_pieces(file) if file.suffix == ".parquet" else pickle_pieces(file)
-        device = self.devices.every or self.devices.given.get("default") or DEVICE
+        device = self.devices.knowing({cluster: DEVICE}).resolve(cluster)  # devices have no name but their cluster's
         for start, frame in pieces:
             yield self._batch(file, start, frame, device, frame["cluster"].to_numpy() != cluster)
 
