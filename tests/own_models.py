@@ -135,6 +135,28 @@ def on_tables() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), OnTables(), nn.Linear(16, 10))
 
 
+class OnInfinities(nn.Module):
+    """Attends to what comes before; the mask is a buffer or a frozen weight. Beside it a buffer that was never set."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        mask = nn.Transformer.generate_square_subsequent_mask(8)
+        if frozen:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        else:
+            self.register_buffer("mask", mask)
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.query = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.softmax(self.query(x) @ x.transpose(1, 2) + self.mask, -1) @ x
+
+
+def on_infinities() -> nn.Sequential:
+    attention = (OnInfinities(frozen=frozen) for frozen in (False, True))
+    return nn.Sequential(nn.Flatten(1, 2), *attention, nn.Flatten(), nn.Linear(64, 10))
+
+
 class BeforeFixed(nn.Sequential):
     """Four layers; the second computes without gradients, so that none comes back to the first."""
 

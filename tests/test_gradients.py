@@ -17,11 +17,18 @@ from torch import nn
 from dejavu.launch.launcher import RankError, launch
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process.gradients import LEAST_STEPS, SUDDEN, GradientWatch, gradient_norm
-from dejavu.runtime.state import checkpoint_step, complete_checkpoints, first_not_finite, read_checkpoint
+from dejavu.runtime.state import (
+    checkpoint_step,
+    complete_checkpoints,
+    first_not_finite,
+    given_not_finite,
+    read_checkpoint,
+)
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
+from tests import own_models
 from tests.conftest import TINY
-from tests.launching import job_of, runtime_processes
+from tests.launching import TOLERANCE, job_of, largest_difference, runtime_processes
 
 STEP = 20  # counted from 0
 
@@ -66,6 +73,26 @@ def test_a_jump_is_said_once_something_is_usual(tmp_path: Path) -> None:
     assert not watch.garbage
 
 
+def test_what_is_made_infinite_and_never_trained_may_stay_so() -> None:
+    """All else that is or becomes no finite number is named: a weight, and what a layer keeps of its inputs."""
+    module = own_models.on_infinities().append(nn.BatchNorm1d(10))
+    given = given_not_finite(module)
+    assert given == {"model.1.mask", "model.1.unset", "model.2.mask", "model.2.unset"}
+
+    def found() -> str | None:
+        return first_not_finite({f"model.{name}": one for name, one in module.state_dict().items()}, given)
+
+    assert found() is None
+    for name, tensor in module.state_dict().items():
+        if f"model.{name}" not in given and tensor.is_floating_point():
+            kept = tensor.clone()
+            for bad in (math.nan, math.inf):
+                tensor.fill_(bad)
+                assert found() == f"model.{name}"
+            assert (f"model.{name}" in given_not_finite(module)) == ("running" in name)
+            tensor.copy_(kept)
+
+
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
     yield
@@ -83,6 +110,20 @@ def job(folder: Path, factor: float, once: str = "") -> TrainingJob:
         "checkpoint_every": 7,
     }
     return job_of(Workload.model_validate({**TINY.model_dump(), **changes}), folder / "run", (2, 3))
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_masks_of_infinities_are_kept_with_the_weights(tmp_path: Path) -> None:
+    """Such a training ended at its first checkpoint, as one that had diverged."""
+    fields = {"model": "tests.own_models:on_infinities", "model_options": {}, "data": "digits", "checkpoint_every": 2}
+    trained = job_of(TINY.model_copy(update=fields), tmp_path / "run", (2,))
+    result = launch(trained)
+    assert largest_difference(trained.workload, result.losses) < TOLERANCE and result.restarts == 0
+    state = read_checkpoint(complete_checkpoints(trained.checkpoints)[-1], {"1", "2"})
+    for name, tensor in own_models.on_infinities().state_dict().items():
+        if "mask" in name or "unset" in name:
+            assert torch.equal(state[f"model.{name}"].nan_to_num(), tensor.nan_to_num())
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -188,9 +188,24 @@ def _like(whole: torch.Tensor, parameter: torch.nn.Parameter, optimizer: torch.o
     return moment
 
 
-def first_not_finite(state: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the name of the first tensor with a NaN or an infinity on this device; None: all are finite."""
-    return next((name for name, tensor in state.items() if not local_of(tensor).isfinite().all()), None)
+def first_not_finite(state: Mapping[str, torch.Tensor], given: Container[str] = ()) -> str | None:
+    """Return the name of the first tensor with a NaN or an infinity on this device; None: all are finite.
+
+    Args:
+        given: tensors that may have them, as `given_not_finite` names them.
+    """
+    every = ((name, local_of(tensor)) for name, tensor in state.items() if name not in given)
+    return next((name for name, tensor in every if not tensor.isfinite().all()), None)
+
+
+def given_not_finite(module: nn.Module) -> set[str]:
+    """Return the global names of what the module has that is neither trained nor finite, as an attention's mask of −∞.
+
+    Before a training it is the model's own; what becomes so in a training is not.
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    kept = {name: tensor for name, tensor in module.state_dict().items() if name not in trained}
+    return {f"{WEIGHT}{name}" for name, tensor in kept.items() if not local_of(tensor).isfinite().all()}
 
 
 def belongs(name: str, layers: set[str]) -> bool:

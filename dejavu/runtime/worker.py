@@ -49,6 +49,7 @@ with gc_frozen():
         complete_checkpoints,
         first_not_finite,
         gather_state,
+        given_not_finite,
         read_checkpoint,
         read_trial,
         restore_state,
@@ -104,6 +105,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     memory, rank = Memory.from_environment(), dist.get_rank()
     resumed = _restore(job, modules.values(), optimizer, memory)
     first = job.first_step if resumed is None else resumed
+    given = {name for module in modules.values() for name in given_not_finite(module)}
     keeper = None
     if memory is not None and memory.every_steps:
         keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer, partial(_warn, job))
@@ -148,7 +150,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             with saving.after(done):
                 for module in modules.values():
                     held |= gather_state(module, optimizer)
-                if bad := first_not_finite(held):
+                if bad := first_not_finite(held, given):
                     time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
                     raise _diverged(job, f"{bad} is not finite after step {done}", updates=done)
                 save_checkpoint(job.checkpoints, done, held, found)
