@@ -24,6 +24,7 @@ from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.pretrained import check_pretrained, fingerprint
+from tests import own_models
 from tests.launching import job_of as launched
 from tests.test_export import scores
 from tests.test_hugging_face import CONFIGS, logits_of, needs_transformers, whole_class
@@ -305,3 +306,23 @@ def test_weights_of_one_s_own_module_start_it_again(tmp_path: Path) -> None:
     x, y = dataset_of(workload).batch(0, 8, seed=workload.seed)
     expected = nn.functional.cross_entropy(plain(x), y).item()
     assert train_single(workload, Draw(), range(1))[0] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["weights_here_and_there", "on_tables", "on_infinities", "Centring", "tempered"])
+def test_what_a_module_counts_and_looks_up_starts_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    """Whole numbers, truth values and all else of its state, as a batch norm's number of batches."""
+    plain: Any = getattr(own_models, name)()
+    with torch.no_grad():
+        for tensor in plain.state_dict().values():
+            tensor.copy_(tensor.flip(0) if tensor.dim() else tensor + 3)
+    save_file({key: tensor.contiguous() for key, tensor in plain.state_dict().items()}, tmp_path / "own.safetensors")
+    fields = {"pretrained": tmp_path / "own.safetensors", "batch_size": 8, "num_microbatches": 4}
+    workload = Workload(model=f"tests.own_models:{name}", data="digits", **fields)
+    assert len(check_pretrained(workload)) == 1
+    layers = build_layers(workload, Draw(), torch.device("cpu"))
+    start_from_pretrained(layers, workload)
+    names = model_of(workload).weight_names(dataset_of(workload).shape, layers.state_dict())
+    expected = plain.state_dict()
+    assert {names[one] for one in layers.state_dict()} == set(expected)
+    for one, tensor in layers.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(), expected[names[one]].nan_to_num()), one

@@ -147,7 +147,7 @@ def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
     with Pretrained(workload) as weights, torch.no_grad():
         sources, masters = weights.sources(module), _masters(module)
         for name, held in module.state_dict().items():
-            source = weights.source(name, sources.get(name, ()), held.shape)
+            source = weights.source(name, sources.get(name, ()), held)
             own = own_part(weights.read(source), held)
             local_of(held).copy_(own.to(_computes_in(module)) if name in masters else own)
 

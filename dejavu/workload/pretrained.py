@@ -52,14 +52,17 @@ class SavedWeights:
     def __contains__(self, name: object) -> bool:
         return name in self._file_of
 
-    def empty(self, name: str) -> torch.Tensor:
+    def empty(self, name: str, *, is_floating_point: bool) -> torch.Tensor:
         """Return a tensor of the same shape without memory.
 
+        Args:
+            is_floating_point: what is to have its numbers is; a count or a mask is not.
+
         Raises:
-            InputError: the numbers are none of floating point, as where weights are quantized.
+            InputError: the numbers are none of floating point and should be, as where weights are quantized.
         """
         dtype = self._slice(name).get_dtype()
-        if dtype not in FLOATS:
+        if is_floating_point and dtype not in FLOATS:
             raise InputError(
                 f"{self._file_of[name]}: {name!r} is of type {dtype}; wanted floating point, so weights that are "
                 "not quantized",
@@ -126,13 +129,16 @@ class Pretrained:
             }
         return found
 
-    def source(self, name: str, sources: Iterable[Source], shape: Iterable[int]) -> Source:
-        """Return where a weight is.
+    def source(self, name: str, sources: Iterable[Source], held: torch.Tensor) -> Source:
+        """Return where a weight is, or a buffer.
+
+        Args:
+            held: what is to have its numbers.
 
         Raises:
             InputError: it is missing, of another shape, or of another kind of number.
         """
-        sources, wanted = tuple(sources), tuple(shape)
+        sources, wanted = tuple(sources), tuple(held.shape)
         there = next((source for source in sources if all(one in self.saved for one in source.names)), None)
         if there is None:
             called = sources[0].names[0] if sources else name
@@ -141,7 +147,7 @@ class Pretrained:
                 f"{wanted} for {name!r}",
                 ("pretrained",),
             )
-        parts = [self.saved.empty(one) for one in there.names]
+        parts = [self.saved.empty(one, is_floating_point=held.is_floating_point()) for one in there.names]
         try:
             found = tuple(there.join(parts).shape)
         except (RuntimeError, ValueError):  # parts that do not fit each other
@@ -183,7 +189,7 @@ def check_pretrained(workload: Workload) -> tuple[str, ...]:
                 layer = nn.ModuleDict({builder.name: builder.build()})
             sources = weights.sources(layer)
             for name, tensor in layer.state_dict().items():
-                weights.source(name, sources.get(name, ()), tensor.shape)
+                weights.source(name, sources.get(name, ()), tensor)
             known |= {name for every in sources.values() for source in every for name in source.names}
         unknown = [name for name in weights.saved.names if name not in known]
         notes = [f"the training starts from the weights in {weights.saved.path}"]
