@@ -112,6 +112,37 @@ def failing() -> Rows:
     raise RuntimeError("no such bucket")
 
 
+class _Leaves(Rows):
+    def __init__(self, bad: int, seconds: float) -> None:
+        super().__init__(50, seconds=seconds)
+        self.bad = bad
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        if number == self.bad:
+            raise SystemExit(0)
+        return super().__getitem__(number)
+
+
+class _FlowLeaves(Flow):
+    def __init__(self, bad: int, seconds: float) -> None:
+        super().__init__(50)
+        self.rows = _Leaves(bad, seconds)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(self.rows.__getitem__, range(50))
+
+
+def leaves(bad: int, seconds: float = 0.0) -> Rows:
+    """Ends its process, as code does that was a script's: at an example, or at once."""
+    if bad < 0:
+        raise SystemExit(0)
+    return _Leaves(bad, seconds)
+
+
+def flow_leaves(bad: int, seconds: float = 0.0) -> Flow:
+    return _FlowLeaves(bad, seconds)
+
+
 class _Broken(Rows):
     def __getitem__(self, number: int) -> Any:
         good = super().__getitem__(number)

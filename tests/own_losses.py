@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models import LayerBuilder, Model
@@ -18,6 +19,15 @@ class Smoothed(GPT):
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing=0.1)
+
+
+class Breaking(Smoothed):
+    """Its loss is not to be had outside planning."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if not isinstance(output, FakeTensor):
+            raise (SystemExit if self.num_blocks > 1 else OSError)("a table is gone")
+        return super().loss(output, target)
 
 
 @dataclass(frozen=True)

@@ -837,6 +837,8 @@ class Fails(nn.Linear):
             return y
         if self.kind == "forward":
             raise OSError("a table is gone")
+        if self.kind == "exit":
+            raise SystemExit(0)
         changed: dict[str, Callable[[], torch.Tensor]] = {
             "backward": lambda: _FailsBackward.apply(y),
             "narrow": lambda: y[:, 1:],

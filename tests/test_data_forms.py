@@ -25,6 +25,7 @@ import dejavu
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.foundation.errors import InputError
 from dejavu.launch.preflight import check_plan, check_spreading
+from dejavu.runtime.batches import Reader
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.testing import check_data_set
 from dejavu.workload import Workload
@@ -450,6 +451,34 @@ def test_what_is_kept_of_a_stream_is_of_all_its_files(tmp_path: Path, monkeypatc
     assert fingerprint() == before
     (folder / "rows.py").write_text("count = 40\n")
     assert fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "said"),
+    [
+        ("leaves", -1, r"fails with options \{.*\}: SystemExit: 0"),
+        ("leaves", 0, r"the first example of .*:leaves fails: SystemExit: 0"),
+        ("flow_leaves", 0, r"the first example of .*:flow_leaves fails: SystemExit: 0"),
+        ("leaves", 40, r"leaves\[40\] fails: SystemExit: 0"),
+        ("flow_leaves", 40, r"example 40 of .*:flow_leaves fails: SystemExit: 0"),
+    ],
+)
+@pytest.mark.parametrize("seconds", [0.0, 0.006], ids=["at once", "in a thread"])
+def test_an_exit_of_a_datasets_code_is_told_as_an_error(name: str, bad: int, said: str, seconds: float) -> None:
+    """It ended a command without a word, or the thread that reads, for which the training then waited."""
+    settings = {"factory": f"tests.own_data:{name}", "options": {"bad": bad, "seconds": seconds}, "num_classes": 3}
+    workload = Workload(model="mlp", data="examples", examples=settings, batch_size=5, num_microbatches=1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=said):
+        for _ in (reader := Reader(workload, range(10))):
+            reader.stepped()
+
+
+def test_a_script_makes_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_script_with_data.py").write_text("raise SystemExit(2)\n")
+    settings = {"factory": "a_script_with_data:make", "num_classes": 3}
+    with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):
+        dataset_of(Workload(model="mlp", data="examples", examples=settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

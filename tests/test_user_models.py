@@ -542,7 +542,7 @@ def test_a_pipeline_has_the_losses_of_the_plain_module(
 
 
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble"])
-@pytest.mark.parametrize("kind", ["forward", "backward", "narrow", "short", "wide", "whole"])
+@pytest.mark.parametrize("kind", ["forward", "exit", "backward", "narrow", "short", "wide", "whole"])
 def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, schedule: str, alone: None) -> None:
     """And what it says of itself; what the next stage cannot receive is not sent."""
     options = {"kind": kind, "calls": 2}
@@ -555,6 +555,7 @@ def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, sc
     form = r"stage 0 \(layers 0, 1\) in step 8 gives {}; wanted \(4, 16\) of torch.float32, as when it was planned"
     said = {
         "forward": r"the forward pass of stage 0 in step 8, in its '1.0' \(Fails\): OSError: a table is gone$",
+        "exit": r"the forward pass of stage 0 in step 8, in its '1.0' \(Fails\): SystemExit: 0$",
         "backward": r"the backward pass of stage 0 in step 8: OSError: a table is gone$",
         "narrow": form.format(r"\(4, 15\) of torch.float32"),
         "short": form.format(r"\(3, 16\) of torch.float32"),
@@ -563,6 +564,17 @@ def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, sc
     }
     with pytest.raises(DejavuError, match=said[kind]):
         pipeline(7, inputs, targets)
+
+
+@pytest.mark.parametrize(("num_blocks", "said"), [(1, "OSError"), (2, "SystemExit")])
+def test_a_loss_that_fails_is_named_with_the_step(num_blocks: int, said: str, alone: None) -> None:
+    fields = {"num_blocks": num_blocks, "width": 8, "num_heads": 1}
+    workload = Workload(model="tests.own_losses:Breaking", model_options=fields, **TEXT, batch_size=8)
+    workload = workload.model_copy(update={"num_microbatches": 2, "schedule": "1f1b"})
+    binding = by_hand("1f1b", (0, len(layers_of(workload))), [one_device()], 2)
+    pipeline = Pipeline(Draw(), World.of(binding, workload), binding.placements[0], torch.device("cpu"))
+    with pytest.raises(DejavuError, match=f"^the loss in step 8: {said}: a table is gone$"):
+        pipeline(7, *batch_of(workload, 8))
 
 
 @pytest.mark.integration

@@ -17,6 +17,9 @@ class InputError(DejavuError):
         self.field = field
 
 
+OWN_CODE = (Exception, SystemExit)  # what code of a person's own may raise; an exit is a script's, and no end of ours
+
+
 def was_interrupted(error: BaseException | None) -> bool:
     """Return whether an error is an interrupt, or was raised while one was handled: a library may fail at it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):

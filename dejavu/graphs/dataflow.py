@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from dejavu.cluster.records import Kind
+from dejavu.foundation.errors import OWN_CODE
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.attention import _FusedKernels
 from dejavu.graphs.graph import Operator
@@ -102,7 +103,7 @@ def trace_dataflow(
             recorder = _trace(module, arguments, trains, kind)
         except CaptureError:
             raise
-        except Exception as error:
+        except OWN_CODE as error:
             raise CaptureError(f"the module cannot be traced on {[tuple(x.shape) for x in inputs]}: {error}") from error
         finally:
             torch.set_default_dtype(before)

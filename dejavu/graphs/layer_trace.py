@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dejavu.cluster.records import Kind
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import OWN_CODE, DejavuError
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.graph import Layer, Operator, content_hash
 from dejavu.graphs.kernels import GROUPED
@@ -87,7 +87,7 @@ def trace_layer(
         )
     except CaptureError:
         raise
-    except Exception as error:
+    except OWN_CODE as error:
         where = f"layer {builder.name!r}{failing_part(module, error)}"
         raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {error}") from error
     operators = tuple(recorder.operators)

@@ -26,6 +26,7 @@ from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Seat, World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
+from dejavu.runtime.process.passes import naming_errors
 from dejavu.runtime.process.state_files import StateFiles
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
@@ -136,10 +137,14 @@ class Pipeline:
             loss, part = sequence.loss_of_own(loss), part / sequence.count
         if self._slices is not None:
             loss = self._slices.part_of_loss(loss)
-        return self.clock.watch_loss(
-            # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
-            lambda output, target: loss(output, target).float() * (part * self.loss_scale)
-        )
+
+        def weighted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            layers = next(iter(self.modules.values()))
+            with naming_errors(f"the loss in step {layers.step + 1}", layers):
+                # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
+                return loss(output, target).float() * (part * self.loss_scale)
+
+        return self.clock.watch_loss(weighted)
 
     def _loss_of_outputs(self, last: LayerBuilder, num_classes: int, mesh: DeviceMesh | None) -> Loss:
         """Return the model's loss of what the last layer puts out, which may be a device's own classes' scores."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import OWN_CODE, DejavuError
 from dejavu.graphs.layer_trace import failing_part
 
 
@@ -26,7 +26,7 @@ def naming_errors(what: str, layers: nn.Module) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except OWN_CODE as error:
         cause = error if error.__cause__ is None else error.__cause__
         part = failing_part(layers, cause).rstrip(",")
         raise PassError(f"{what}{part}: {type(cause).__name__}: {cause}") from error

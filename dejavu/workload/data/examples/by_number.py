@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.workload.data._base import Batch, ExampleShape, Part, Stored, hash_of, split_rows
 from dejavu.workload.data.examples.making import FIELD, as_pair, code_of, known, stacked
 from dejavu.workload.data_settings import ExamplesSettings
@@ -63,5 +63,5 @@ class Examples(Stored):
         what = f"{self.settings.factory}[{number}]"
         try:
             return what, data[number]
-        except Exception as error:  # whatever a person's code does wrong
+        except OWN_CODE as error:
             raise InputError(f"{what} fails: {type(error).__name__}: {error}", FIELD) from error

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.workload.code import imported_code
 from dejavu.workload.data._base import Batch, Dataset, ExampleShape
 from dejavu.workload.data_settings import ExamplesSettings
@@ -75,7 +75,7 @@ def _known(text: str) -> Known:
             first = first_of(made_by(settings), name) if is_stream else parts[0][0]
     except InputError:
         raise
-    except Exception as error:
+    except OWN_CODE as error:
         raise InputError(f"the first example of {name} fails: {type(error).__name__}: {error}", FIELD) from error
     found, target = as_pair(first, what := f"the first example of {name}")
     _check_classes(what, "target", target, settings.num_classes)
@@ -94,14 +94,14 @@ def made_by(settings: ExamplesSettings) -> Any:
     module, _, name = settings.factory.partition(":")
     try:
         factory = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a person's file does wrong when it is read
+    except OWN_CODE as error:  # of what runs when the file is read
         said = f"{type(error).__name__}: {error}"
         raise InputError(
             f"examples {settings.factory!r} cannot be imported: {said}; wanted package.module:factory", FIELD
         ) from error
     try:
         return factory(**settings.options)
-    except Exception as error:
+    except OWN_CODE as error:
         what = f"examples {settings.factory!r} fails with options {settings.options}"
         raise InputError(f"{what}: {type(error).__name__}: {error}", FIELD) from error
 
@@ -150,7 +150,7 @@ def as_pair(example: Any, what: str) -> Batch:
         return _tensor(found, what), _tensor(target, what)
     except InputError:
         raise
-    except Exception as error:
+    except OWN_CODE as error:
         raise InputError(
             f"{what} is {_described(example)}; wanted (input, target), each a tensor, an array or a number", FIELD
         ) from error

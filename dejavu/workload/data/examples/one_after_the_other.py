@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.workload.data._base import Batch, Dataset, ExampleShape, hash_of, nothing_held_out
 from dejavu.workload.data.examples.making import (
     FIELD,
@@ -103,7 +103,7 @@ class Stream(Dataset):
                 example = next(stream)
             except StopIteration:
                 return
-            except Exception as error:  # whatever a person's code does wrong
+            except OWN_CODE as error:
                 what = f"{type(error).__name__}: {error}"
                 raise InputError(f"example {number:,} of {factory} fails: {what}", FIELD) from error
             yield f"example {number:,} of {factory}", example

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload.code import imported_code
 from dejavu.workload.data import ExampleShape
@@ -95,7 +95,7 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
     module_name, _, attribute = reference.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as error:  # whatever a user's file does wrong when it is read, as a script's end
+    except OWN_CODE as error:  # of what runs when the file is read
         message = (
             f"model {reference!r} cannot be imported: {type(error).__name__}: {error}; wanted package.module:factory"
         )
@@ -103,7 +103,7 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
     try:
         with fake_tensors():
             made = factory(**options)
-    except (Exception, SystemExit) as error:
+    except OWN_CODE as error:
         known = (said for words, said in _MISTAKES.items() if words in str(error))
         said = next(known, f"{type(error).__name__}: {error}")
         message = f"model {reference!r} fails with model_options {dict(options)}: {said}"

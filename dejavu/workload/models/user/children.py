@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dejavu.foundation.errors import OWN_CODE
 from dejavu.workload.models._base import is_layer_name
 
 
@@ -73,7 +74,7 @@ def chain(module: nn.Module, found: Mapping[str, nn.Module], example: torch.Tens
     for name, part in found.items():
         try:
             x = writes.run(name, part, x)
-        except Exception:  # of a Sequential: capturing the layer says what it cannot do
+        except OWN_CODE:  # of a Sequential: capturing the layer says what it cannot do
             break
         if not isinstance(x, torch.Tensor):
             return f"{name!r} returns a {type(x).__name__}", {}
@@ -118,7 +119,7 @@ def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> str:
             watched.callback(part.register_forward_hook(partial(leave, name)).remove)
         try:
             result = module(example)
-        except Exception as error:  # whatever a user's code does on tensors without memory
+        except OWN_CODE as error:  # on tensors without memory
             return f"its forward pass fails on tensors without memory: {type(error).__name__}: {error}"
     if not faults and called != names:
         return f"its forward pass does not run its children {', '.join(names)} once each in this order"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors, without_torchs_stack
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import Writes, chain, layer_name, parts, tie
@@ -76,7 +76,7 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     try:
         with without_torchs_stack():
             pieces, notes = trace(module, example)
-    except Exception as error:  # whatever torch finds in a user's code
+    except OWN_CODE as error:  # and whatever torch finds in it
         return _whole(reason, f"torch.export cannot trace it: {_said(error)}")
     if len(pieces) == 1:
         return _whole(reason, *notes)
@@ -97,7 +97,7 @@ def _of_child(name: str, take: Take, module: nn.Module) -> nn.Module:
     return take(module.get_submodule(name))
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return what torch found, and in which line of the user's code."""
     text = " ".join(str(error).split())
     if "specialized it to be a constant" in text:  # torch says it at length
@@ -135,7 +135,7 @@ def _declared(module: nn.Module, example: torch.Tensor) -> Cut:
     for name, part in found.items():
         try:
             y = writes.run(name, part, x)
-        except Exception as error:
+        except OWN_CODE as error:
             raise InputError(
                 f"{said}: layer {name!r} fails on what {before} gives, {tuple(x.shape)}: "
                 f"{type(error).__name__}: {str(error)[:300]}",
