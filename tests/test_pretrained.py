@@ -23,6 +23,7 @@ from dejavu.runtime.state import start_from_pretrained
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models.ties import ties_of
 from dejavu.workload.pretrained import check_pretrained, fingerprint
 from tests import own_models
 from tests.launching import job_of as launched
@@ -326,3 +327,30 @@ def test_what_a_module_counts_and_looks_up_starts_as_it_was_saved(name: str, tmp
     assert {names[one] for one in layers.state_dict()} == set(expected)
     for one, tensor in layers.state_dict().items():
         assert torch.equal(tensor.nan_to_num(), expected[names[one]].nan_to_num()), one
+
+
+TIED = {
+    "tests.own_models:Decoder": {"tied": True},
+    "tests.own_models:DeclaredTied": {},
+    "gpt": {"num_blocks": 1, "width": 16, "num_heads": 2, "tied": True},
+}
+
+
+@pytest.mark.parametrize("of_copy", [False, True], ids=["the first name", "the second name"])
+@pytest.mark.parametrize("name", TIED)
+def test_a_tied_weight_may_be_saved_once(name: str, of_copy: bool, tmp_path: Path) -> None:
+    """By the name of either layer, as safetensors' own `save_model` does."""
+    fields = {"data": "text", "sequence_length": 12, "batch_size": 8, "num_microbatches": 4}
+    file = {"pretrained": tmp_path / "own.safetensors"}
+    workload = Workload(model=name, model_options=TIED[name], **fields, **file)  # type: ignore[arg-type]
+    expected = build_layers(workload, Draw(seed=5), torch.device("cpu")).state_dict()
+    (tie,) = ties_of(layers_of(workload))
+    left_out = tie.owner if of_copy else tie.copy
+    names = model_of(workload).weight_names(dataset_of(workload).shape, expected)
+    del names[f"{left_out.layer}.{left_out.weight}"]
+    save_file({outer: expected[own] for own, outer in names.items()}, workload.pretrained)
+    assert len(check_pretrained(workload)) == 1
+    layers = build_layers(workload, Draw(seed=6), torch.device("cpu"))
+    start_from_pretrained(layers, workload)
+    for own, tensor in layers.state_dict().items():
+        assert torch.equal(tensor, expected[own]), own

@@ -18,6 +18,7 @@ from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import Source, layers_of, model_of
+from dejavu.workload.models.ties import ties_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # safetensors' names; others are quantized, or no weights
@@ -104,6 +105,7 @@ class Pretrained:
 
     def __init__(self, workload: Workload) -> None:
         self._model, self._shape = model_of(workload), dataset_of(workload).shape
+        self._ties = ties_of(layers_of(workload))
         self.saved = SavedWeights(folder_of(workload))
 
     def __enter__(self) -> Pretrained:
@@ -115,13 +117,16 @@ class Pretrained:
     def sources(self, module: nn.Module) -> dict[str, tuple[Source, ...]]:
         """Return where each weight of some layers may be, by its name in the whole model.
 
-        Names of one tensor may stand for each other: many files have it once.
+        Names of one tensor may stand for each other, and so may those of a tied weight's two layers: many files have
+        it once.
         """
-        found = self._model.weight_sources(self._shape, module.state_dict())
         twins: dict[int, list[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             twins.setdefault(id(parameter), []).append(name)
-        for names in twins.values():
+        same = [*twins.values(), *([f"{end.layer}.{end.weight}" for end in tie.ends] for tie in self._ties)]
+        wanted = {*module.state_dict(), *(name for names in same for name in names)}
+        found = self._model.weight_sources(self._shape, wanted)
+        for names in same:
             every = {source.names: source for name in names for source in found.get(name, ())}
             found |= {
                 name: (*found.get(name, ()), *(s for s in every.values() if s not in found.get(name, ())))
