@@ -470,11 +470,14 @@ def test_an_export_loads_into_the_module(name: str, tmp_path: Path, alone: None)
     check(whole, state, job, checkpoint)
 
 
-def test_all_names_of_a_tied_weight_are_exported(tmp_path: Path, alone: None) -> None:
-    job, checkpoint = checkpointed(workload_of("Decoder", tied=True), tmp_path / "run")
+@pytest.mark.parametrize(("name", "options"), [("Decoder", {"tied": True}), ("DeclaredTied", {})])
+def test_all_names_of_a_tied_weight_are_exported(name: str, options: Any, tmp_path: Path, alone: None) -> None:
+    job, checkpoint = checkpointed(workload_of(name, **options), tmp_path / "run")
     found = export.export(tmp_path / "run", checkpoint, "state_dict", tmp_path / "out")
     state = torch.load(found.files[0], weights_only=True)
-    check(own_models.Decoder(tied=True), state, job, checkpoint)
+    whole = getattr(own_models, name)(**options)
+    assert set(state) == set(whole.state_dict())
+    check(whole, state, job, checkpoint)
 
 
 one = one_device()

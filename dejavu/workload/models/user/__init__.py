@@ -53,7 +53,7 @@ class UserModel(Model):
 
         Layers are taken from one module, so a tensor of theirs is a tensor of its.
         """
-        wanted, found = set(names), dict[str, str]()
+        wanted, found, taken = set(names), dict[str, str](), set[str]()
         with fake_tensors():
             module = self.factory(**self.options)
         outer: dict[int, list[str]] = {}
@@ -65,8 +65,9 @@ class UserModel(Model):
                 every = left.get(id(tensor), [])
                 if every and f"{layer}.{name}" in wanted:
                     # A traced layer has the names of the module that was traced: the whole, or what is wrapped in it.
-                    same = next((one for one in every if f".{one}".endswith(f".{name}")), every[0])
+                    same = min(every, key=lambda one: (not f".{one}".endswith(f".{name}"), one in taken))
                     every.remove(same)
+                    taken.add(same)
                     found[f"{layer}.{name}"] = same
         return found
 
