@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
@@ -71,6 +72,58 @@ def test_gradients_are_the_same_to_the_last_bit(name: str, recompute: bool, move
     assert moved or recompute  # of a model of two layers the first has the batch, and the last is not moved
     assert len(plain) == len(again) > 0
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+class InTurn(nn.Module):
+    """Writes to one part of a storage after the other, when the parts before it are saved already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.map(x).unsafe_chunk(3, -1)
+        return torch.sigmoid_(a) * torch.tanh_(b) + torch.exp_(c.clamp_(max=1.0)) * x
+
+
+class Differentiates(nn.Module):
+    """Its output is the gradient of something that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(torch.tanh(self.map(x)).square().sum(), x, create_graph=True)
+        return found
+
+
+OF_STORAGES = {
+    "GRU": lambda: nn.GRU(8, 8),
+    "GRU, 2 layers both ways": lambda: nn.GRU(8, 4, num_layers=2, bidirectional=True),
+    "LSTM": lambda: nn.LSTM(8, 8),
+    "LSTM, 2 layers both ways": lambda: nn.LSTM(8, 4, num_layers=2, bidirectional=True),
+    "RNN": lambda: nn.RNN(8, 8),
+    "GRU cell": lambda: nn.GRUCell(8, 8),
+    "LSTM cell": lambda: nn.LSTMCell(8, 8),
+    "parts in turn": InTurn,
+    "a gradient of its own": Differentiates,
+}
+
+
+@pytest.mark.parametrize("kind", OF_STORAGES)
+def test_parts_of_a_storage_may_be_written_to_one_after_the_other(kind: str, moved: list[int]) -> None:
+    """As torch's recurrent layers do: what comes back is what was there when the layer's forward pass ended."""
+    torch.manual_seed(3)
+    layer, x, found = OF_STORAGES[kind](), torch.randn(6, 8, requires_grad=True), list[list[torch.Tensor]]()
+    for activations in (False, True):
+        with offload.offloading(layer, x, activations=activations):
+            y = layer(x)
+        first = y if isinstance(y, torch.Tensor) else y[0]
+        found.append(list(torch.autograd.grad(first.square().sum(), (x, *layer.parameters()), allow_unused=True)))
+    assert moved
+    for plain, again in zip(*found, strict=True):
+        assert plain is None or torch.equal(plain, again)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -1,6 +1,7 @@
 """Activations that wait for the backward pass in the host's memory, and weights that live there.
 
-What autograd saves of a layer is copied there as it is saved, and back when the backward pass first asks for it.
+What autograd saves of a layer is copied there when the layer's forward pass ends, and back when the backward pass first
+asks for it.
 Weights come before the layer's forward pass, are gone from the device after it, and come again when the backward pass
 first asks for them; their gradients go to the host's memory and add up there. Of a backward pass in two parts each part
 asks for weights by itself, and in between they are gone. The copies are in the stream that computes, so nothing hides
@@ -105,6 +106,9 @@ class _Away:
     def again(self) -> torch.UntypedStorage:
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """Leave the device when the layer's forward pass ends."""
+
     def go(self) -> None:
         """Leave the device, until somebody asks again."""
         self.__dict__.pop("again", None)
@@ -125,19 +129,27 @@ class _Weight(_Away):
 
 
 class _Storage(_Away):
-    """A storage in the host's memory; on its device again from its first use on.
+    """A storage in the host's memory when it has left the device; there again from its first use on.
 
     It is gone when the last operator that saved a view of it has gone backward.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        self._device = storage.device
-        self._kept = torch.empty(there.shape, dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+        self._here: torch.UntypedStorage | None = storage
+
+    def leave(self) -> None:
+        """Copy it, as it is now, to the host's memory."""
+        assert self._here is not None
+        there = torch.empty(0, dtype=torch.uint8, device=self._here.device).set_(self._here)
+        self._device, self._here = self._here.device, None
+        self._kept = torch.empty(there.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         self._kept.copy_(there, non_blocking=True)
+        self.go()
 
     @cached_property
     def again(self) -> torch.UntypedStorage:
+        if self._here is not None:  # the forward pass takes a gradient itself
+            return self._here
         back = torch.empty_like(self._kept, device=self._device)
         return back.copy_(self._kept, non_blocking=True).untyped_storage()
 
@@ -217,7 +229,7 @@ class _Moves:
         if is_traceable_wrapper_subclass(tensor):
             return _Wrapped(tensor, self)
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._moved:  # what autograd saves must not change afterwards: one copy does for all
+        if storage._cdata not in self._moved:
             if not self._activations or storage._cdata in self._staying:
                 return tensor
             self._move(storage, _Storage(storage))
@@ -228,7 +240,13 @@ class _Moves:
         self._known.add(away)
 
     def forget(self) -> None:
+        """Let what was saved leave the device: all views of a storage have what it has in the end, as on the device.
+
+        Recurrent layers of torch's write to a part of a storage when another part of it is saved already.
+        """
         self._is_over = True
+        for _, away in self._moved.values():
+            away.leave()
         self._moved.clear()
 
 
