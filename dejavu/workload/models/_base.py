@@ -279,7 +279,11 @@ class Model(ABC):
 
     @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension."""
+        """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension.
+
+        One of your own has to be a mean over the examples: each replica is given its own, and what they find is
+        averaged by how many they have. A sum, or a mean of what is not ignored, would be another loss with replicas.
+        """
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
