@@ -29,7 +29,7 @@ from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
-from tests.conftest import some
+from tests.conftest import some, spread
 from tests.test_models import ZOO, every_model, graph_of
 
 RANDOM_STATE_BYTES = 32  # seed and offset of a GPU's attention kernels
@@ -52,7 +52,7 @@ def kept_bytes(module: nn.Module, x: torch.Tensor, loss: object) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@every_model
+@pytest.mark.parametrize("name", spread(ZOO, 8))
 def test_activations_are_what_autograd_keeps(name: str) -> None:
     workload, graph = ZOO[name], graph_of(name)
     whole = build_layers(workload, Draw(), torch.device("cpu"))

@@ -14,7 +14,8 @@ from dejavu.graphs.capture import capture
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.plans import schedule
 from dejavu.simulation import _action_table
-from tests.test_models import ZOO, every_model, graph_of
+from tests.conftest import spread
+from tests.test_models import ZOO, graph_of
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@every_model
+@pytest.mark.parametrize("name", spread(ZOO, 8))
 def test_a_model_is_the_same_from_the_cache(name: str, traced: list[str]) -> None:
     workload = ZOO[name]
     assert capture(workload, kept=KeptInUserCache()) == graph_of(name)

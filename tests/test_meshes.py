@@ -10,6 +10,7 @@ from dejavu.cluster import Cluster
 from dejavu.cluster.meshes import Part, parts_of, widths_left_out
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
+from tests.conftest import spread
 from tests.test_problem import NAME, cluster_of
 
 CLUSTERS = {
@@ -54,7 +55,7 @@ def any_stages(part: Part, rng: np.random.Generator) -> list[Stage]:
     return stages
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("cluster", spread(CLUSTERS.values(), 6), ids=CLUSTERS)
 def test_any_stages_of_a_part_are_placed(cluster: Cluster) -> None:
     """Drawn until the part's devices are used up: no block gets devices of two nodes, and no device is given twice."""
     rng = np.random.default_rng(1)

@@ -21,6 +21,7 @@ from dejavu.testing.models import CASES as EVERY_CASE
 from dejavu.workload import Workload
 from dejavu.workload.data import DATASETS, dataset_of
 from dejavu.workload.models import MODELS, layers_of, model_of
+from tests.conftest import spread
 
 
 def small(model: str, options: dict, **fields: Any) -> Workload:
@@ -154,7 +155,7 @@ def test_the_zoo_is_covered() -> None:
     assert {workload.data for workload in ZOO.values()} == set(DATASETS) - needs_files
 
 
-@every_model
+@pytest.mark.parametrize("name", spread(ZOO, 8))
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
 def test_every_model_is_what_capture_says(name: str, case: Callable[[Workload], None]) -> None:
     case(ZOO[name])

@@ -35,6 +35,7 @@ from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import OptimizerSettings, Workload
+from tests.conftest import spread
 from tests.test_models import ZOO, graph_of
 
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_parts_of_a_storage_may_be_written_to_one_after_the_other(kind: str, mov
         assert plain is None or torch.equal(plain, again)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", spread(ZOO, 8))
 def test_what_is_moved_is_what_the_capture_says_is_kept(name: str, moved: list[int]) -> None:
     graph = graph_of(name)
     module = build_layers(ZOO[name], Draw(), CPU)

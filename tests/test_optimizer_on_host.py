@@ -23,6 +23,7 @@ from dejavu.runtime.process.state_files import DiskError, StateFiles
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import StateOnHost, gather_state, restore_state
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from tests.conftest import spread
 
 STEPS = 4
 BASE = {"learning_rate": 0.1, "weight_decay": 0.2}
@@ -101,7 +102,7 @@ def test_a_saved_state_goes_on_wherever_it_is_kept_then(
     assert is_same(gather_state(resumed, second), gather_state(whole, unbroken))
 
 
-@pytest.mark.parametrize("settings", CASES)
+@pytest.mark.parametrize("settings", spread(CASES, 4))
 def test_all_state_is_in_files_but_for_what_torch_counts(settings: OptimizerSettings, tmp_path: Path) -> None:
     files, module = StateFiles(tmp_path), module_of(settings)
     optimizer = make_optimizer(settings, module.parameters(), files=files)
