@@ -569,6 +569,27 @@ def test_a_layer_that_fails_in_a_later_step_is_named_with_the_step(kind: str, sc
         pipeline(7, inputs, targets)
 
 
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (1, "returns a NoneType; wanted one number, as a tensor"),
+        (2, "returns a tuple; wanted one"),
+        (3, "returns a dict; wanted one"),
+        (4, r"returns a tensor of \(3,\); wanted one"),
+        (5, "returns a float; wanted one"),
+        (6, "returns a number without a gradient; wanted one"),
+        (7, r"fails on outputs of \(1, 12, 256\) and targets of \(1, 12\): RuntimeError: "),
+        (8, r"fails on outputs of .*: KeyError: 'loss'"),
+        (9, r"fails on outputs of .*: SystemExit"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_refused_as_such(form: int, said: str) -> None:
+    """It is traced with the last layer, which was blamed."""
+    fields = {"num_blocks": 1, "width": 8 * form, "num_heads": form}
+    with pytest.raises(CaptureError, match=f"^the model's loss {said}"):
+        capture(Workload(model="tests.own_losses:NoNumber", model_options=fields, **TEXT, batch_size=8))
+
+
 @pytest.mark.parametrize(("num_blocks", "said"), [(1, "OSError"), (2, "SystemExit")])
 def test_a_loss_that_fails_is_named_with_the_step(num_blocks: int, said: str, alone: None) -> None:
     fields = {"num_blocks": num_blocks, "width": 8, "num_heads": 1}

@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.cluster.records import Kind
+from dejavu.foundation.errors import OWN_CODE
 from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.foundation.units import plural
 from dejavu.graphs.attention import AttendsOnGPU
@@ -253,5 +254,22 @@ def plain_arguments(builder: LayerBuilder) -> tuple[type[nn.Module], tuple[Any, 
 
 
 def loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the loss of an output, the targets being these."""
-    return lambda output: loss(output, target)
+    """Return the loss of an output, the targets being these; it raises CaptureError where that is no number."""
+
+    def found(output: torch.Tensor) -> torch.Tensor:
+        try:
+            value = loss(output, target)
+        except OWN_CODE as error:
+            shapes = f"outputs of {tuple(output.shape)} and targets of {tuple(target.shape)}"
+            raise CaptureError(f"the model's loss fails on {shapes}: {type(error).__name__}: {error}") from error
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            is_tensor = isinstance(value, torch.Tensor)
+            what = f"a tensor of {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+            raise CaptureError(f"the model's loss returns {what}; wanted one number, as a tensor")
+        if output.grad_fn is not None and value.grad_fn is None:
+            raise CaptureError(
+                "the model's loss returns a number without a gradient; wanted one computed differentiably"
+            )
+        return value
+
+    return found
