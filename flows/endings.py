@@ -25,12 +25,14 @@ RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
+DISK |= {errno.EISDIR, errno.ENOTDIR, errno.EEXIST}  # a folder where a file belongs, or the other way round
 
 
 def ending(command: Callable[[], None], project: Path) -> None:
     """Run a command; a mistake in the user's input prints one sentence and exits with code 2, a failure with code 1.
 
-    A full or read-only disk is a failure, too. On an interrupt, print what is kept, and the line that goes on.
+    A full or read-only disk is a failure, too, and a folder in the place of a file.
+    On an interrupt, print what is kept, and the line that goes on.
     """
     try:
         command()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from dejavu.foundation.errors import InputError
 from dejavu.launch.running import status_of, training_in
 from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
+from dejavu.runtime.job import job_to_resume, prepared_job
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
 from flows import room
@@ -262,6 +265,24 @@ def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> No
     assert training_in(broken) is None
     found = status_of(tmp_path).training
     assert found is not None and found.folder == whole
+
+
+@pytest.mark.parametrize("name", ["job.json", "progress.jsonl", "result.json", "warnings.txt"])
+def test_a_folder_in_the_place_of_a_training_s_file_is_said(name: str, tmp_path: Path) -> None:
+    """Without its job there is no training; each other is said before one begins, and `dejavu status` reads on."""
+    folder = prepared(tmp_path, 3)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    (tmp_path / ".dejavu" / "runs" / "elsewhere").mkdir()
+    (tmp_path / ".dejavu" / "runs" / "elsewhere" / "job.json").symlink_to("nowhere")
+    found = status_of(tmp_path).training
+    assert (found is None) == (name == "job.json")
+    assert found is None or (found.done, found.ended) == (0 if name == "progress.jsonl" else 3, False)
+    workload = TINY.model_copy(update={"num_steps": 40})
+    says = "job.json is not there" if found is None else f"{name} is a folder; wanted a file"
+    for begin in (prepared_job, job_to_resume, partial(earlier_training, workload=workload)):
+        with pytest.raises(InputError, match=says):
+            begin(folder)
 
 
 def test_a_holder_that_has_gone_holds_nothing(tmp_path: Path) -> None:

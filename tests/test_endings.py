@@ -98,7 +98,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(small_disk: tuple[Pa
         check_room_for_checkpoints(workload, graph, disk)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST])
 def test_a_disk_that_fails_on_the_way_is_a_sentence(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

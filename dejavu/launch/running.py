@@ -104,7 +104,7 @@ class Status:
 def status_of(project: Path) -> Status:
     """Look at the folder of a project; trainings whose files cannot be read are passed over."""
     holder = holder_in(project)
-    jobs = (project / ".dejavu" / "runs").glob("*/job.json")
+    jobs = filter(Path.is_file, (project / ".dejavu" / "runs").glob("*/job.json"))  # a link may lead nowhere
     latest = [path.parent for path in sorted(jobs, key=lambda path: path.stat().st_mtime, reverse=True)]
     if holder is not None and holder.training:  # of an older job, or of one that is in another folder
         own = Path(holder.training)
@@ -132,7 +132,7 @@ def training_in(folder: Path) -> Training | None:
         step_seconds=median(times) if (times := [row["seconds"] for row in rows if row.get("seconds")]) else None,
         checkpoint=_step_of(checkpoints[-1]) if checkpoints else None,
         last_seconds=max((path.stat().st_mtime for path in files), default=time.time()),
-        ended=(folder / job.result_path.name).exists(),
+        ended=(folder / job.result_path.name).is_file(),
     )
 
 
@@ -145,7 +145,7 @@ def _step_of(checkpoint: Path) -> int | None:
 
 def _last_rows(progress: Path) -> Iterator[dict[str, Any]]:
     """Read the last lines of progress; one that is being written is left out."""
-    if not progress.exists():
+    if not progress.is_file():
         return
     with progress.open("rb") as file:
         file.seek(max(0, progress.stat().st_size - TAIL_BYTES))

@@ -148,12 +148,12 @@ def prepared_job(folder: Path) -> TrainingJob:
     """Read the job of a training's folder, to be trained where that is: a copied or moved one names another folder.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: there is none, it cannot be read, or a folder is where one of its files belongs.
     """
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
-    job = job_in(folder)
+    job = _writable_job(folder)
     if TrainingJob.read(path).folder != job.folder:
         job.write()
     return job
@@ -171,12 +171,21 @@ def job_to_resume(folder: Path) -> TrainingJob:
     """Read the job of an earlier training.
 
     Raises:
-        InputError: there is no training, or it cannot be read.
+        InputError: there is no training, it cannot be read, or a folder is where one of its files belongs.
     """
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    return job_in(folder)
+    return _writable_job(folder)
+
+
+def _writable_job(folder: Path) -> TrainingJob:
+    """Read the job of a training that is to write its files: where one is a folder it would end as soon as it began."""
+    job = job_in(folder)
+    for path in (job.progress_path, job.result_path, job.warnings_path):
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; wanted a file that a training wrote, or nothing. Move it away")
+    return job
 
 
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
