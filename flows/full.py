@@ -42,6 +42,14 @@ def _takes_its_own(resume: str, workload: Workload) -> bool:
     return bool(resume and deployment.id) and workload == Workload()
 
 
+def _begun(resume: str) -> str:
+    """Return the training to resume: its own, where this run is started again, as by Prefect's page."""
+    if resume:
+        return resume
+    own = Path(".dejavu") / "runs" / str(flow_run.id)
+    return str(own) if (own / "job.json").is_file() else ""
+
+
 def _run_name() -> str:
     """Name the model; where the training to resume says which, the training."""
     given = flow_run.parameters
@@ -102,7 +110,7 @@ def dejavu(
         from tasks.shown import show_tracked
         from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
-    resume = local_training(resume, train=train)
+    resume = local_training(_begun(resume) if train else resume, train=train)
     if _takes_its_own(resume, workload):
         workload = workload_of(resume)
     earlier = read_resume(resume, workload)

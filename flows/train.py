@@ -44,15 +44,22 @@ def train(
         dask: address of a Dask scheduler with a worker on every host, or `slurm` or `pbs`, whose jobs are then started
             as workers, one for each node; empty: all devices are on this machine.
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
+
+    Raises:
+        InputError: there is no such job, or its training is complete and has its result.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
+        from dejavu.foundation.errors import InputError
         from dejavu.launch.training_lock import record_training
+        from dejavu.runtime.job.resume import earlier_training
         from flows.endings import trains_in
         from flows.session import session
         from tasks.pricing import capture_model
         from tasks.training import compare_with_one_process, read_job, remember_times, train_pipeline
 
     job = read_job(Path(folder))
+    if job.result_path.is_file() and (earlier := earlier_training(Path(folder), job.workload)).is_complete:
+        raise InputError(str(earlier))  # launched again, it would write a result without the times that were measured
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
         trains_in(Path(job.folder))
         record_training(here.project, Path(job.folder))

@@ -227,6 +227,49 @@ def test_a_deployment_resumes_a_training_of_its_own_workload(tmp_path: Path, mon
                         full.dejavu.fn(typed, resume=named)
 
 
+@pytest.mark.parametrize("trained", [0, 5, TINY.num_steps])
+@pytest.mark.parametrize("batch_size", [TINY.batch_size, 2 * TINY.batch_size])
+def test_a_run_that_is_started_again_goes_on_with_its_own_training(
+    trained: int, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Prefect's page, perhaps after its workload's file was edited; a result keeps the times that it has."""
+    from flows import full
+    from flows.train import train
+
+    def begin(*_: object, **__: object) -> None:
+        raise InterruptedError("nothing is in the way")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.session.session", begin)
+    monkeypatch.setattr(full, "flow_run", SimpleNamespace(id="mine"))
+    workload = TINY.model_copy(update={"batch_size": batch_size})
+    with pytest.raises(InterruptedError):  # a new run
+        full.dejavu.fn(workload)
+    job = replace(job_of(TINY, tmp_path / ".dejavu/runs/mine"), first_step=trained)
+    job.write()
+    with pytest.raises(InterruptedError):  # as `full` calls it, which may have nothing left to train after its trials
+        train.fn(".dejavu/runs/mine")
+    job.result_path.write_text("{}")
+    is_complete = trained == TINY.num_steps
+    with pytest.raises(InputError if is_complete else InterruptedError, match=r"complete|nothing"):
+        train.fn(".dejavu/runs/mine")
+    with pytest.raises(InputError, match="absent has no training"):
+        full.dejavu.fn(workload, resume="absent")
+    with pytest.raises(InterruptedError):
+        full.dejavu.fn(workload, train=False)
+    if batch_size != TINY.batch_size:
+        with pytest.raises(
+            InputError, match=f"mine was trained with batch_size 8; wanted the same, found {batch_size}"
+        ):
+            full.dejavu.fn(workload)
+    elif is_complete:
+        ended = full.dejavu.fn(workload)
+        assert isinstance(ended, State) and "mine is complete: 8 steps are trained" in str(ended.message)
+    else:
+        with pytest.raises(InterruptedError):
+            full.dejavu.fn(workload)
+
+
 DEPLOYED = """
 import logging, sys
 import flows.full, flows.deployed, flows.replan
