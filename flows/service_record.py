@@ -97,17 +97,24 @@ class Services:
 
 
 def recorded(project: Path) -> Services | None:
-    """Return what `up` recorded, whether or not it still runs."""
+    """Return what `up` recorded, whether or not it still runs; of a copied folder the services are the other one's."""
     try:
         content = json.loads(record_path(project).read_text())
         processes = tuple(RecordedProcess(**one) for one in content["processes"])
-        return Services(**content | {"processes": processes, "needs": tuple(content.get("needs", ()))})
+        found = Services(**content | {"processes": processes, "needs": tuple(content.get("needs", ()))})
+        return None if _is_copied(project, found) else found
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise DejavuError(
             f"{record_path(project)} is not a record of services ({error}); end what it names, then delete it"
         ) from error
+
+
+def _is_copied(project: Path, found: Services) -> bool:
+    """Return whether the folder that these services are of is where it was, and has the same record of its own."""
+    own, other = record_path(project), record_path(Path(found.project))
+    return other.is_file() and not other.samefile(own) and json.loads(other.read_text())["token"] == found.token
 
 
 def status(project: Path) -> Services | None:

@@ -120,12 +120,12 @@ def _up(project: Path, wanted: Services, say: Say) -> Services:
             return found
         return _start(project, found, say)
     if found:
-        _stop(found, say)
+        _stop(project, found, say)
     services = _with_ports(replace(wanted, host=wanted.host or LOOPBACK, token=uuid.uuid4().hex), say)
     try:
         return _start(project, services, say)
     except BaseException:
-        _stop(recorded(project) or services, lambda line: None)
+        _stop(project, recorded(project) or services, lambda line: None)
         raise
 
 
@@ -135,6 +135,11 @@ def _check_wanted(found: Services, wanted: Services) -> None:
     Raises:
         InputError: it is not; only a new start would make it so.
     """
+    if found.project != wanted.project:
+        raise InputError(
+            f"these services run for {found.project}, from where this folder was moved; `dejavu down` ends them, and "
+            "the next `dejavu up` starts them here"
+        )
     places = {
         "on": (found.host, wanted.host),
         "with Prefect's port": (found.prefect_port, wanted.prefect_port),
@@ -158,7 +163,7 @@ def down(project: Path, *, say: Say = print) -> None:
         if found is None:
             say("nothing is running")
             return
-        _stop(found, say)
+        _stop(project, found, say)
 
 
 def _start(project: Path, services: Services, say: Say) -> Services:
@@ -212,8 +217,12 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     return services
 
 
-def _stop(services: Services, say: Say) -> None:
-    """Stop flow runs and their worker first, while the server can still record how they end; then the servers."""
+def _stop(project: Path, services: Services, say: Say) -> None:
+    """Stop flow runs and their worker first, while the server can still record how they end; then the servers.
+
+    Args:
+        project: the folder where they are recorded; they may have been started before it was moved to there.
+    """
     servers = [process for process in services.processes if process.name != "worker"]
     keep = {process.pid for process in family(servers)}
     ended = {process.name for process in services.processes if process.find()}
@@ -230,7 +239,6 @@ def _stop(services: Services, say: Say) -> None:
         except InputError as error:
             say(f"{error}; without it, runs that were ended are shown as running until the next `dejavu up`")
     end(family(services.processes, services.token))
-    project = Path(services.project)
     toml = project / "prefect.toml"
     if is_ours(toml):
         toml.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -685,6 +686,39 @@ def test_a_deployment_that_takes_too_long_is_ended_and_told(tmp_path: Path, monk
     assert not [child for child in children if child.cmdline() == waits]
 
 
+@pytest.mark.parametrize("dead", [(), ("worker",), service_record.SERVICES])
+def test_services_of_a_folder_that_was_moved_are_ended_where_it_is_now(
+    dead: tuple[str, ...], stand_ins: tuple[Path, list[str]]
+) -> None:
+    """Nothing of them stays; with what still runs of them `up` starts nothing."""
+    project, _ = stand_ins
+    now, said = up(project, prefect_port=free_port(), mlflow_port=free_port()), list[str]()
+    kill(now, *dead)
+    moved = project.rename(project.with_name(f"{project.name} moved"))
+    if dead != service_record.SERVICES:
+        with pytest.raises(InputError, match=f"these services run for {project}, from where this folder was moved"):
+            services.up(moved, say=said.append)
+        services.down(moved, say=said.append)
+        assert not (moved / "prefect.toml").exists() and said[-1].startswith("stopped: ")
+    assert up(moved).project == str(moved)
+    assert tomllib.loads((moved / "prefect.toml").read_text())["home"].startswith(str(moved))
+    for says in ("stopped: mlflow, prefect, worker", "nothing is running"):
+        services.down(moved, say=said.append)
+        assert said[-1] == says and not (moved / "prefect.toml").exists()
+    assert set(now.dead) == set(service_record.SERVICES) and not project.exists()
+
+
+def test_services_of_a_folder_that_was_copied_are_left_to_it(stand_ins: tuple[Path, list[str]]) -> None:
+    project, _ = stand_ins
+    now, said = up(project, prefect_port=free_port(), mlflow_port=free_port()), list[str]()
+    copy = shutil.copytree(project, project.with_name(f"{project.name} copied"))
+    services.down(copy, say=said.append)
+    assert said == ["nothing is running"] and not now.dead
+    own = up(copy, prefect_port=free_port(), mlflow_port=free_port())
+    services.down(copy, say=said.append)
+    assert own.dead and not now.dead and service_record.recorded(project) == now
+
+
 def test_a_project_without_deployments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"prefect\.yaml"):
         services.up(tmp_path, say=print)
@@ -694,7 +728,7 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record = RecordedProcess("worker", other.pid, start_seconds(psutil.Process(other.pid)) - 1000, "none.log")
     kept = service_record.Services(str(tmp_path), "a token", free_port(), free_port(), (record,))
-    services._stop(kept, say=print)
+    services._stop(tmp_path, kept, say=print)
     assert other.poll() is None
     other.kill()
     other.wait()
@@ -718,6 +752,6 @@ def test_a_prefect_toml_of_the_user_is_kept(tmp_path: Path) -> None:
     said: list[str] = []
     kept = service_record.Services(str(tmp_path), "a token", free_port(), free_port())
     service_record.write_toml(tmp_path, kept, said.append)
-    services._stop(kept, say=print)
+    services._stop(tmp_path, kept, say=print)
     assert path.read_text() == "[api]\n"
     assert kept.prefect_api_url in said[0]
