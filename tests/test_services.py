@@ -627,10 +627,10 @@ def test_in_the_foreground_nothing_is_started_again_after_down(
     monkeypatch.setattr(services, "LOCK_SECONDS", 0.1)
     start, said, downs = partial(services.up, project, prefect_port=free_port(), mlflow_port=free_port()), [], []
 
-    def stop_slowly(found: service_record.Services, say: service_record.Say) -> None:
+    def stop_slowly(where: Path, found: service_record.Services, say: service_record.Say) -> None:
         kill(found, "worker")
         time.sleep(1.0)
-        stop(found, say)
+        stop(where, found, say)
 
     def started(**options: Any) -> service_record.Services | None:
         found = start(**options)
