@@ -32,6 +32,18 @@ class Breaking(Smoothed):
         return super().loss(output, target)
 
 
+class Summed(Smoothed):
+    """Its loss is a mean over examples, a sum, or a mean of what is not ignored, as its number of heads says."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        sum_of_all = nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="sum")
+        if self.num_heads == 1:
+            return sum_of_all / len(target)
+        if self.num_heads == 2:
+            return sum_of_all
+        return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), ignore_index=ord(" "))
+
+
 class NoNumber(Smoothed):
     """Its loss is none, in the way that its number of heads says."""
 

@@ -161,6 +161,23 @@ def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
     assert what_replicas_do_apart(job) == (said if splits else "")
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp_path: Path) -> None:
+    """What replicas find is averaged: a sum, or a mean of what is not ignored, is another loss than one process's."""
+    fields = {"num_blocks": 1, "width": 24, "num_heads": heads}
+    workload = Workload(
+        model="tests.own_losses:Summed", model_options=fields, data="text", sequence_length=12,
+        batch_size=6, num_microbatches=1, num_steps=1, trials=TrialSettings(count=0),
+    )  # fmt: skip
+    job = job_of(workload, tmp_path, ())
+    (alone,) = job.binding.plan.stages
+    all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
+    said = f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
+    assert what_replicas_do_apart(job) == (said if parts > 1 and heads > 1 else "")
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_what_a_model_does_with_a_microbatch_as_one_is_named(name: str, tmp_path: Path) -> None:
     """Losses of halves of a microbatch, as two replicas have them, are those of the whole; or it is said why not."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.graphs.capture import capture
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
-from dejavu.workload.models import layers_of
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.models.moe import Experts as ExpertsOfCapacity
 from dejavu.workload.pretrained import fingerprint
 
@@ -58,7 +62,7 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
 
 
 def what_replicas_do_apart(job: TrainingJob) -> str:
-    """Say of the first layer that is not the same of parts of a microbatch what it does; "": none is known.
+    """Say what is not the same of parts of a microbatch: the first such layer, or the model's loss; "": none is known.
 
     A stage's replicas each have a part of every microbatch, where one process has all of it: its losses are others.
     """
@@ -68,11 +72,24 @@ def what_replicas_do_apart(job: TrainingJob) -> str:
             continue
         for builder in builders[stage.start : stage.stop]:
             with fake_tensors():
-                parts = list(builder.build().modules())
+                modules = list(builder.build().modules())
             for kind, what in OF_ALL_EXAMPLES.items():
-                if any(isinstance(part, kind) for part in parts):
+                if any(isinstance(module, kind) for module in modules):
                     return f"Layer {builder.name!r} {what} of each replica's own examples"
+    parts = job.binding.plan.stages[-1].configuration.example_parts
+    if parts > 1 and not _is_mean_of_parts(job, parts):
+        return f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
     return ""
+
+
+def _is_mean_of_parts(job: TrainingJob, parts: int) -> bool:
+    """Return whether the loss of the first step's first microbatch is the mean over parts of it, of random outputs."""
+    workload, loss = job.workload, model_of(job.workload).loss
+    _, targets = dataset_of(workload).batch(job.first_step, workload.microbatch_size, seed=workload.seed)
+    outputs = torch.randn(capture(workload).layers[-1].output_shape, generator=torch.Generator().manual_seed(0))
+    each = zip(outputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
+    mean = sum(loss(*part).item() * len(part[1]) for part in each) / len(targets)
+    return math.isclose(mean, loss(outputs, targets).item(), rel_tol=1e-4)
 
 
 def _read(path: Path, count: int) -> list[float] | None:
