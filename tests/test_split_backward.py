@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,53 @@ class Product(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.left @ self.right
         return torch.tanh(x @ weight) @ (weight * self.scale).T
+
+
+class Sums(nn.Module):
+    """Weights whose gradients are the one that arrives, as they are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(5, 8))
+        self.inner, self.outer = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.first) @ (self.inner + self.outer) + self.second
+
+
+class Expanded(nn.Module):
+    """A weight whose gradient is one number for all its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.scale.sum())
+
+
+class Shifted(torch.autograd.Function):
+    """A product whose summand gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight + summand
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: torch.Tensor) -> Any:
+        (x, weight), (gradient,) = ctx.saved_tensors, arriving
+        return gradient * weight, (gradient * x).sum(0), None
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.summand = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shifted: torch.Tensor = Shifted.apply(x, self.weight, self.summand)  # type: ignore[no-untyped-call]
+        return shifted
 
 
 class Recomputed(nn.Module):
@@ -122,7 +170,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     function.__name__: function
     for function in (
         plain, shared_weight, shared_layer, shared_side_by_side, bias_first, crosswise, frozen, shared_and_frozen,
-        Recurrent, Product,
+        Recurrent, Product, Sums, Expanded, WithoutGradient,
     )
 }  # fmt: skip
 MODULES |= {f"{name}, recomputed": lambda make=make: Recomputed(make()) for name, make in MODULES.items()}  # type: ignore[misc]

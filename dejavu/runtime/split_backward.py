@@ -1,9 +1,10 @@
 """A backward pass in two parts, for any graph: the gradients of the inputs now, those of the weights later.
 
-Torch's `stage_backward_input` records for each group of weights the nodes at which its part begins, and
-`stage_backward_weight` continues from there. Where a weight is used twice, one node lies downstream of the other: its
-later part would walk the graph between them again, which another group has freed by then. Such weights, and those that
-torch finds no group for (no input requires a gradient), get their gradients in the first part, accumulated once.
+For each group of weights the first part keeps the gradients that arrive at the nodes where its part begins, as torch's
+`stage_backward_input` does, and the second part continues from there. Where a weight is used twice, one node lies
+downstream of the other: its later part would walk the graph between them again, which another group has freed by then.
+Such weights, and those that torch finds no group for (no input requires a gradient), get their gradients in the first
+part, accumulated once.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.distributed.pipelining._backward import (
     _get_grad_fn_or_grad_acc,
     construct_reverse_graph,
     get_param_groups,
-    stage_backward_weight,
 )
 
 Groups = list[dict[str, Any]]  # torch's own: params, intermediates and their grads
@@ -50,18 +50,17 @@ def backward_input(
     waiting = {node for group in later for node in group["params"]}
     now = [parameter for node, parameter in nodes.items() if node not in waiting]
     sought = [*(inputs[k] for k in wanted), *now]
-    found: Sequence[torch.Tensor | None] = ()
+    found = list[torch.Tensor | None]()
     with ExitStack() as hooks:
         for group in later:
             (node,) = group["intermediates"] = list(group["intermediates"])
             hooks.callback(node.register_prehook(_keeps(group)).remove)
         if ends and sought:
-            found = torch.autograd.grad(
+            found += torch.autograd.grad(
                 [outputs[k] for k in ends], sought, gradients, retain_graph=bool(later), allow_unused=True
             )
-    for parameter, gradient in zip(now, found[len(wanted) :], strict=False):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    for parameter in reversed(now if found else ()):
+        _accumulate(parameter, found.pop())
     for k in ends:
         outputs[k].detach_()  # frees the graph between the outputs and the groups' nodes
     of_inputs = dict(zip(wanted, found, strict=False))
@@ -69,8 +68,36 @@ def backward_input(
 
 
 def backward_weight(parameters: Iterable[nn.Parameter], groups: Groups) -> None:
-    """Accumulate the weights' gradients that `backward_input` left for later."""
-    stage_backward_weight(iter(parameters), groups)
+    """Accumulate the weights' gradients that `backward_input` left for later.
+
+    Like torch's `stage_backward_weight` of groups with one node each, but a first gradient is a copy (`_accumulate`),
+    and a weight of which an operator of one's own gives no gradient has none.
+    """
+    weights = {node_of(parameter): parameter for parameter in parameters if parameter.requires_grad}
+    for group in groups:
+        (node,), (arriving,) = group.pop("intermediates"), group.pop("grads", [()])
+        ends = [(GradientEdge(node, k), gradient) for k, gradient in enumerate(arriving) if gradient is not None]
+        if not ends:
+            continue
+        nodes = list(group["params"])
+        edges, gradients = zip(*ends, strict=True)
+        found = list(torch.autograd.grad(edges, [GradientEdge(one, 0) for one in nodes], gradients, allow_unused=True))
+        while found:
+            _accumulate(weights[nodes.pop()], found.pop())
+
+
+def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+    """Add to a weight's gradient, or make it: a copy, as others may have the tensor that autograd gives, too.
+
+    All terms of a sum get what arrived itself, which is sent upstream, or lies where the next step's will arrive; and
+    all elements of what was expanded are one.
+    """
+    if gradient is None:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+    else:
+        parameter.grad.add_(gradient)
 
 
 class OwnTensor(torch.autograd.Function):
