@@ -99,6 +99,34 @@ class Differentiates(nn.Module):
         return found
 
 
+class Conjugates(nn.Module):
+    """What it saves are views that negate imaginary parts: of what it computes, of its input and of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given, computed, weight = (torch.view_as_complex(one.unflatten(-1, (-1, 2))) for one in self._numbers(x))
+        product = given.conj() * (computed * weight.conj()) + computed.conj()
+        return (product @ computed.mH).real + product.conj().imag.sum(-1, keepdim=True) * x[:, :6]
+
+    def _numbers(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x, self.map(x), self.weight.flatten()
+
+
+class Forward(nn.Module):
+    """Its output is a derivative that is computed going forward; of weights, that of zeros without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.jvp(lambda y: torch.tanh(self.map(y)), (x,), (torch.ones_like(x),))[1]
+        return found
+
+
 OF_STORAGES = {
     "GRU": lambda: nn.GRU(8, 8),
     "GRU, 2 layers both ways": lambda: nn.GRU(8, 4, num_layers=2, bidirectional=True),
@@ -109,11 +137,13 @@ OF_STORAGES = {
     "LSTM cell": lambda: nn.LSTMCell(8, 8),
     "parts in turn": InTurn,
     "a gradient of its own": Differentiates,
+    "conjugated views": Conjugates,
+    "a derivative going forward": Forward,
 }
 
 
 @pytest.mark.parametrize("kind", OF_STORAGES)
-def test_parts_of_a_storage_may_be_written_to_one_after_the_other(kind: str, moved: list[int]) -> None:
+def test_what_is_kept_in_unusual_ways_comes_back(kind: str, moved: list[int]) -> None:
     """As torch's recurrent layers do: what comes back is what was there when the layer's forward pass ended."""
     torch.manual_seed(3)
     layer, x, found = OF_STORAGES[kind](), torch.randn(6, 8, requires_grad=True), list[list[torch.Tensor]]()

@@ -155,15 +155,18 @@ class _Storage(_Away):
 
 
 class _Plain:
-    """A tensor whose storage was moved."""
+    """A tensor whose storage was moved; perhaps a view that negates what is there, such as a conjugate."""
 
     def __init__(self, tensor: torch.Tensor, storage: _Away) -> None:
         self._storage, self._dtype = storage, tensor.dtype
         self._place = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        self._is_conj, self._is_neg = tensor.is_conj(), tensor.is_neg()
 
     def back(self) -> torch.Tensor:
         again = self._storage.again
-        return torch.empty(0, dtype=self._dtype, device=again.device).set_(again, *self._place)
+        found = torch.empty(0, dtype=self._dtype, device=again.device).set_(again, *self._place)
+        found = found.conj() if self._is_conj else found
+        return torch._neg_view(found) if self._is_neg else found
 
 
 class _Wrapped:
@@ -226,6 +229,8 @@ class _Moves:
         return {storage._cdata for one in stays for storage in _storages(one)}
 
     def away(self, tensor: torch.Tensor) -> Any:
+        if tensor._is_zerotensor():  # as a weight's tangent under `torch.func.jvp`: it has no memory
+            return tensor
         if is_traceable_wrapper_subclass(tensor):
             return _Wrapped(tensor, self)
         storage = tensor.untyped_storage()
