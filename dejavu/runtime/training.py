@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import autocast
@@ -146,9 +146,26 @@ def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, la
     if not torch.is_grad_enabled():
         return run(x)
     before = _BuffersBefore(layer)
-    output: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
+    with set_checkpoint_early_stop(not _draws_slopes(layer)):
+        output: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
     before.keep_what_changed()
     return output
+
+
+_DRAWS = "_draws_slopes"  # of a layer's attributes: whether it has a randomized leaky ReLU
+
+
+def _draws_slopes(layer: nn.Module) -> bool:
+    """Return whether a layer has a randomized leaky ReLU, as a module or in a traced graph.
+
+    Autograd saves its slopes before it draws them, so torch's checkpoint, which stops running a layer again where the
+    last tensor is saved, would stop before they are there.
+    """
+    if _DRAWS not in vars(layer):
+        graphs = [part.graph for part in layer.modules() if isinstance(part, fx.GraphModule)]
+        is_traced = any("rrelu" in str(node.target) for graph in graphs for node in graph.nodes)
+        vars(layer)[_DRAWS] = is_traced or any(isinstance(part, nn.RReLU) for part in layer.modules())
+    return bool(vars(layer)[_DRAWS])
 
 
 _CHANGING = "_changing_buffers"  # of a layer's attributes: the names of buffers that its first forward pass changed
