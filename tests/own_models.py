@@ -41,6 +41,22 @@ def with_shared_weight() -> nn.Sequential:
     )
 
 
+class OfSums(nn.Module):
+    """Its gradients are one tensor for two matrices, and one number for all of a vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.outer = (nn.Parameter(torch.randn(width, width) / width) for _ in range(2))
+        self.scale = nn.Parameter(torch.full((width,), 1 / width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(x @ (self.inner + self.outer)) * self.scale.sum()
+
+
+def of_sums() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), OfSums(16), nn.Tanh(), OfSums(16), nn.Linear(16, 10))
+
+
 class EveryOtherStep(nn.Module):
     """One of its matrices is used in the passes of every other step alone."""
 

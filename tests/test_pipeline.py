@@ -68,6 +68,7 @@ TWO = [one, one]
 
 
 SHARED = DIGITS.model_copy(update={"model": "tests.own_models:with_shared_weight", "model_options": {}})
+OF_SUMS = DIGITS.model_copy(update={"model": "tests.own_models:of_sums", "model_options": {}})
 AT_TIMES = DIGITS.model_copy(
     update={"model": "tests.own_models:used_at_times", "model_options": {"microbatches": DIGITS.num_microbatches}}
 )
@@ -118,6 +119,9 @@ for name in ("zbv", "dualpipe_v"):
     bounds = (0, 1, 2, 3, 4)
     CASES |= {
         f"{name}, shared weight recomputed": (SHARED, name, bounds, [one_device(recompute=True)] * 2),
+        f"{name}, sums of weights": (OF_SUMS, name, (0, 2, 3, 5, 6), TWO),
+        f"{name}, sums of weights, 2 replicas": (OF_SUMS, name, (0, 2, 3, 5, 6), [one, one_device(2)]),
+        f"{name}, sums of weights, ZeRO 1": (OF_SUMS, name, (0, 2, 3, 5, 6), [one_device(2, zero_level=1)] * 2),
         f"{name}, shared weight, 2 replicas": (SHARED, name, bounds, [one_device(2), one]),
         f"{name}, shared weight, ZeRO 1": (SHARED, name, bounds, [one_device(2, zero_level=1)] * 2),
     }

@@ -207,11 +207,11 @@ class ReplicatedStage(PipelineStage):
         return _sends(gradient, self._to_before)
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        if backward_type != "full" and isinstance(self.submod, FSDPModule):
+            self.submod.set_is_last_backward(False)  # ZeRO 1, as torch has it: reduced at the end of the step
+            self.submod.set_reshard_after_backward(False)
+            self.submod.set_requires_gradient_sync(False)
         if backward_type == "input":
-            if isinstance(self.submod, FSDPModule):  # ZeRO 1, as torch has it: reduced at the end of the step
-                self.submod.set_is_last_backward(False)
-                self.submod.set_reshard_after_backward(False)
-                self.submod.set_requires_gradient_sync(False)
             ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
             of_inputs, later = backward_input(ends, arriving, inputs, self.submod.parameters())
             add_up(self.submod)
@@ -221,11 +221,12 @@ class ReplicatedStage(PipelineStage):
             if backward_type == "weight":
                 self._backward_weight(self._replicas, bwd_kwargs["param_groups"])
                 return (), None
+        if backward_type == "weight":
+            backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
+            add_up(self.submod)
+            return (), None
         if not self._shards_gradients:
-            found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-            if backward_type == "weight":
-                add_up(self.submod)
-            return found
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         assert backward_type == "full", "rejected by preflight: FSDP reduces as soon as the input's gradient exists"
         names = ("stage_output", "output_grads", "input_values")
         return stage_backward(*(bwd_kwargs[name] for name in names)), None
