@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, HostMemory, load_cluster
 from dejavu.cost.offload.updates import traffic
+from dejavu.cost.sources.launches import KNOWN, num_weights
 from dejavu.foundation.errors import InputError
 from dejavu.graphs import offload
 from dejavu.init import Draw
@@ -183,7 +184,7 @@ FILE = """
 nodes:
   - {{name: a, count: 1, devices: {{type: Small, count: {count}}}, link: {{bandwidth: 100 GB/s, latency: 5 us}}{host}}}
 devices:
-  Small: {{kind: cuda, memory: {memory}, bandwidth: 900 GB/s, float32: 10 TFLOP/s, bfloat16: 20 TFLOP/s}}
+  Small: {{kind: cuda, memory: {memory}, bandwidth: {bandwidth}, float32: 10 TFLOP/s, bfloat16: 20 TFLOP/s}}
 """
 LONG = Workload.model_validate(
     {
@@ -202,11 +203,18 @@ WIDE = LONG.model_copy(update={"sequence_length": 32})  # of short sequences mos
 KEPT = Parallelism(recompute=(False,), zero_levels=(0,), offload=(Offload(), AWAY))
 
 
-def cluster(folder: Path, host: str = "", memory: str = "4 GiB", nvme: str = "", count: int = 4) -> Cluster:
+def cluster(
+    folder: Path,
+    host: str = "",
+    memory: str = "4 GiB",
+    nvme: str = "",
+    count: int = 4,
+    bandwidth: str = "900 GB/s",
+) -> Cluster:
     path = folder / "cluster.yaml"
     places = f", host_memory: {{{host}}}" if host else ""
     places += f", nvme: {{{nvme}}}" if nvme else ""
-    path.write_text(FILE.format(host=places, memory=memory, count=count))
+    path.write_text(FILE.format(host=places, memory=memory, count=count, bandwidth=bandwidth))
     return load_cluster(path)
 
 
@@ -275,13 +283,18 @@ EVERY_PLACE = replace(KEPT, offload=OFFLOADS, zero_levels=(0, 1, 2, 3))
 
 
 def test_the_optimizer_s_state_is_what_leaves_a_device_and_its_way_is_priced(tmp_path: Path) -> None:
-    """Of fp32 weights under AdamW: per byte of weight 2 of state, 3 copied, and 7 read or written by a fused update."""
+    """Of fp32 weights under AdamW: per byte of weight 2 of state, 3 copied, and 7 read or written by a fused update.
+
+    What a rank takes to launch the update of each weight it takes here as there.
+    """
     here = cluster(tmp_path, HOST, "150 MiB", DISKS)
     prices = Prices(request(here, tmp_path, replace(EVERY_PLACE, also_unsplit=True)))
     priced = prices.priced(8)
     problem, costs, on_disk = priced.problem, priced.problem.costs, priced.on_disk
     assert on_disk is not None
-    weights_L = np.array([layer.parameter_bytes for layer in prices.graph_of(8).layers], dtype=float)
+    layers = prices.graph_of(8).layers
+    weights_L = np.array([layer.parameter_bytes for layer in layers], dtype=float)
+    launched_L = np.array([num_weights(layer) for layer in layers]) * KNOWN.weight_seconds
     compared = Counter[Offload]()
     for c, configuration in enumerate(problem.configurations):
         twin = replace(configuration, offload=replace(configuration.offload, optimizer=None))
@@ -299,7 +312,7 @@ def test_the_optimizer_s_state_is_what_leaves_a_device_and_its_way_is_priced(tmp
         shards = configuration.data_parallel if configuration.zero_level else 1
         np.testing.assert_allclose(away_L, 2 * weights_L / shards)
         here_L = prices._parallel.computing.passes(twin, LONG.microbatch_size).optimizer_L
-        seconds_L = (weights_L / shards) * (3 / 20e9 + 7 / (100e9 / 4))
+        seconds_L = launched_L + (weights_L / shards) * (3 / 20e9 + 7 / (100e9 / 4))
         if configuration.offload.optimizer == "nvme":
             seconds_L += away_L / 2e9 + away_L / 1e9
         found_L = costs.per_step_seconds_CL[c] - costs.per_step_seconds_CL[plain] + here_L
@@ -331,6 +344,25 @@ def test_nothing_is_away_where_devices_have_room_for_all_and_disks_only_where_no
     on_devices = {one for one in OFFLOADS if not one.parameters}
     assert considered(HOST, "150 MiB") == {one for one in on_devices if one.optimizer != "nvme"}
     assert considered("size: 100 MiB, bandwidth: 20 GB/s", "150 MiB") == on_devices
+
+
+@pytest.mark.parametrize("bandwidth", ["900 GB/s", "1 GB/s"])
+def test_what_is_left_out_for_more_memory_would_have_been_no_faster(bandwidth: str, tmp_path: Path) -> None:
+    """Also where an update is little but its launches, and where a node's processors are faster than its devices."""
+    one_each = replace(EVERY_PLACE, max_data_parallel=1, max_tensor_parallel=1)
+    tight, roomy = (
+        Prices(request(cluster(tmp_path, HOST, memory, bandwidth=bandwidth), tmp_path, one_each, WIDE)).priced(8)
+        for memory in ("64 KiB", "64 GiB")
+    )
+    passes_CL = tight.problem.costs.seconds_CL
+    step_CL = passes_CL + tight.problem.costs.per_step_seconds_CL
+    kept = [tight.problem.index(one) for one in roomy.problem.configurations]
+    assert len(kept) < len(tight.problem.configurations)
+    for c in range(len(tight.problem.configurations)):
+        assert any((passes_CL[k] <= passes_CL[c]).all() and (step_CL[k] <= step_CL[c]).all() for k in kept)
+    assert {one.offload.optimizer for one in roomy.problem.configurations} == (
+        {None} if bandwidth == "900 GB/s" else {None, "host"}
+    )
 
 
 @pytest.mark.parametrize("memory", ["12 MiB", "20 MiB", "24 MiB", "28 MiB", "32 MiB", "44 MiB", "64 MiB"])

@@ -223,6 +223,8 @@ class StagePasses:
         self._at, self._priced = at, dict[int, PricedParts]()
         self._known_shares: dict[tuple[int, str], Floats] = {}
         self._known_trust: dict[tuple[int, str, int], Bools] = {}
+        self._known_launches: dict[str, Floats] = {}
+        self._predicted = predicted
         self._parts = PartPrices(cluster, self.at, predicted)
 
     def at(self, microbatch_size: int) -> PricedParts:
@@ -281,11 +283,15 @@ class StagePasses:
     ) -> Passes:
         """Price computation on the devices: the table's number times the predicted factor of a part of it.
 
+        Of an optimizer that the node's processors carry out these are its launches (`offload.updates` has the rest).
+
         Args:
             tokens: the slice of a sequence; None: all of it.
         """
         found = self._passes(configuration, microbatch_size, tokens)
-        return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
+        if configuration.offload.optimizer:
+            return found._replace(optimizer_L=self._launching_updates(configuration.device_type))
+        return found
 
     def recomputed(self, configuration: StageConfiguration, microbatch_size: int) -> Floats:
         """Price what activation checkpointing computes again of each layer, communication left out."""
@@ -299,6 +305,15 @@ class StagePasses:
             kinds, kind_L = graph.kinds
             self._known_shares[key] = np.array([recomputed_share(layer, device) for layer in kinds])[kind_L]
         return self._known_shares[key] * forward_L
+
+    def _launching_updates(self, device_type: str) -> Floats:
+        """Price what a rank's own Python takes for each layer's weights in the optimizer's step, wherever they are."""
+        if device_type not in self._known_launches:
+            device, graph = self._cluster.device_types[device_type], next(iter(self._priced.values())).graph
+            kinds, kind_L = graph.kinds
+            seconds = [self._predicted.host_seconds(layer, "optimizer", (), device) for layer in kinds]
+            self._known_launches[device_type] = np.array(seconds)[kind_L]
+        return self._known_launches[device_type]
 
     def _passes(self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None) -> Passes:
         part = LayerPart.of(configuration, microbatch_size, tokens)

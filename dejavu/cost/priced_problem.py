@@ -142,18 +142,23 @@ def _worth_keeping_away(
     """Return the configurations but those that keep something away, or farther away, for nothing.
 
     Where the same devices, with less away, have room for the whole model with all microbatches in flight, every stage
-    fits there under every schedule, and takes less time. Where the node's memory has room for what any stage keeps
-    that fits the devices, its disks are not needed.
+    fits there under every schedule; it is for nothing if no stage takes longer there. Where the node's memory has room
+    for what any stage keeps that fits the devices, its disks are not needed.
     """
     place = {configuration: c for c, configuration in enumerate(configurations)}
     kept = []
     for c, one in enumerate(configurations):
         less = set(_with_less_away(one.offload))
         nearer = [place.get(replace(one, offload=other)) for other in less - {one.offload}]
-        needless = any(other is not None and holds_all(costs, other, num_microbatches) for other in nearer)
+        needless = any(
+            other is not None and holds_all(costs, other, num_microbatches) and no_slower(costs, other, c)
+            for other in nearer
+        )
         if one.offload.optimizer == "nvme":
             other = place.get(replace(one, offload=replace(one.offload, optimizer="host")))
-            needless |= other is not None and node_holds_all(costs, other, num_microbatches)
+            needless |= (
+                other is not None and node_holds_all(costs, other, num_microbatches) and no_slower(costs, other, c)
+            )
         if not needless:
             kept.append(c)
     return kept
@@ -218,6 +223,17 @@ def fits_alone(
             return start == 0
         stop = start
     return False
+
+
+def no_slower(costs: AdditiveCosts, c: int, than: int) -> bool:
+    """Return whether no stage takes longer with one configuration than with another, whatever else is in the plan.
+
+    What is done once a step follows the passes of a microbatch, so it may take longer by what one of these takes less.
+    """
+    passes_CL, latency_C = costs.seconds_CL, costs.per_step_latency_seconds_C
+    step_CL = passes_CL + costs.per_step_seconds_CL
+    no_longer = (passes_CL[c] <= passes_CL[than]) & (step_CL[c] <= step_CL[than])
+    return bool(no_longer.all() and latency_C[c] <= latency_C[than])
 
 
 def holds_all(costs: AdditiveCosts, c: int, num_microbatches: int) -> bool:

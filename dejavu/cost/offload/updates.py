@@ -3,7 +3,7 @@
 Every step the gradients go to the node's memory, its processors update the weights, and the new weights come back.
 Weights without masters go there first, since nothing of them stays. State on disks is read before the update and
 written after it. It is a few weights after the other, no more than the largest has numbers, and nothing overlaps: all
-of it is time of the step.
+of it is time of the step. What the rank takes to launch it comes besides (`StagePasses.passes`).
 
 Shape suffix: L = layers.
 """
