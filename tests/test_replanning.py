@@ -34,12 +34,16 @@ from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
 from dejavu.migration.training import ChangingTraining
 from dejavu.planning import PlanRequest, Prices
-from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
-from dejavu.plans.priced_problem import SlicePrices
+from dejavu.planning.prices import under_gpipe_memory
+from dejavu.planning.schedules import fits, under
+from dejavu.plans import NoPlanError, Plan, SearchResult, Stage, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem, SlicePrices
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.migration import Migration
 from dejavu.runtime.process.failures import Failure, RankError, write_failure
+from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import ReplanSettings, Workload
 from tests.changing import running_problem
@@ -344,6 +348,54 @@ def test_the_running_plan_goes_on_where_no_other_is_found(changes: tuple[Cluster
     assert decision.lower_bound_seconds <= decision.chosen.step_seconds
     with pytest.raises(NoPlanError):
         replan(running, binding, now.after(HostLost("h1")), Remaining(100), changes)
+
+
+FULLER = [one.name for one in SCHEDULES.values() if one.by_default and one.stages_per_rank > 1]
+
+
+@pytest.mark.parametrize("name", FULLER)
+def test_a_plan_is_found_where_the_search_s_fits_under_no_schedule(name: str) -> None:
+    """Searches count what 1F1B holds; others hold more, up to all microbatches of a step."""
+    running = running_on(3)
+    asked_again = 0
+    for seed in range(60):
+        priced = of_unlike_layers(running.priced, seed)
+        own, now = replace(running, priced=priced, schedules=("gpipe", name)), ClusterNow(running.cluster)
+        first, roomy = (
+            SEARCHES["exact"]().run(one.problem, budget_seconds=10.0) for one in (priced, under_gpipe_memory(priced))
+        )
+        if isinstance(roomy, SearchResult):
+            assert isinstance(first, SearchResult)
+            best_on(own, now)  # under GPipe, if no other
+            asked_again += not fitting(priced, first.plan, own.schedules)
+    assert asked_again
+
+
+def of_unlike_layers(priced: PricedProblem, seed: int) -> PricedProblem:
+    """Layers that take and hold different amounts, on devices that have room for some of them."""
+    draw, costs = np.random.default_rng(seed), priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    times_L = draw.choice([1.0, 1.0, 2.0, 5.0, 11.0], L)
+    held = replace(
+        costs,
+        seconds_CL=costs.seconds_CL * times_L,
+        activation_bytes_CL=draw.choice([0.0, 0.1, 0.5, 1.0], (1, L)),
+        fixed_bytes_CL=draw.choice([0.0, 0.0, 1.0, 4.0, 8.0], (1, L)),
+        temporary_bytes_CL=np.zeros((1, L)),
+        capacity_bytes_C=draw.choice([18.0, 24.0, 30.0], 1),
+    )
+    return replace(
+        priced,
+        problem=replace(priced.problem, costs=held),
+        forward_seconds_CL=priced.forward_seconds_CL * times_L,
+        backward_seconds_CL=priced.backward_seconds_CL * times_L,
+    )
+
+
+def fitting(priced: PricedProblem, plan: Plan, schedules: tuple[str, ...]) -> list[str]:
+    """Return the schedules under which the plan fits."""
+    plans = [under(priced, plan, name) for name in schedules]
+    return [one.schedule for one in plans if fits(priced, one, simulate_plan(priced, one))]
 
 
 def test_a_host_that_comes_is_used_where_it_pays() -> None:

@@ -15,6 +15,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
 from dejavu.migration.problem_now import ProblemNow
+from dejavu.planning.prices import under_gpipe_memory
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
@@ -58,30 +59,49 @@ def state_bytes(priced: PricedProblem) -> Floats:
 def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -> tuple[Option, SearchResult]:
     """Ask the exact search, and take the fastest schedule for its plan.
 
+    Where its plan fits under none of them it is asked again, as the planner asks: for one that holds all of a step's
+    microbatches, which fits under every schedule.
+
+    Returns:
+        The option, and the answer to the first question, whose bound is that of all plans.
+
     Raises:
         NoPlanError: no plan fits what is left, or none was found in time.
     """
-    answer = SEARCHES["exact"]().run(current.priced.problem, budget_seconds=budget_seconds, seed=seed)
-    if not isinstance(answer, SearchResult):
-        raise NoPlanError(answer, f"on what is left of {current.cluster.name}: {answer}")
-    found: list[tuple[float, Plan]] = []
-    for name in current.schedules:
-        try:
-            plan = under(current.priced, answer.plan, name)
-            simulated = simulate_plan(current.priced, plan)
-        except InputError:  # too few layers for the stages of this schedule
-            continue
-        if fits(current.priced, plan, simulated):
-            found.append((simulated.step_seconds, plan))
-    if not found:
+    answers: list[SearchResult] = []
+    for priced in (current.priced, under_gpipe_memory(current.priced)):
+        left_seconds = max(budget_seconds - sum(one.seconds for one in answers), 0.0)
+        answer = SEARCHES["exact"]().run(priced.problem, budget_seconds=left_seconds, seed=seed)
+        if isinstance(answer, SearchResult):
+            answers.append(answer)
+        elif not answers:
+            raise NoPlanError(answer, f"on what is left of {current.cluster.name}: {answer}")
+        if isinstance(answer, SearchResult) and (found := _under_schedules(current, answer.plan)):
+            plan = min(found, key=lambda pair: pair[0])[1]
+            break
+    else:
         why = f"the best plan on what is left of {current.cluster.name} fits its memory under no allowed schedule"
-        raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, answer.seconds), why)
-    _, plan = min(found, key=lambda pair: pair[0])
+        seconds = sum(one.seconds for one in answers)
+        raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, seconds), why)
     bound = bind(current.priced.problem, plan, current.cluster, seed=seed)
     bytes_L = state_bytes(current.priced)
     seconds = simulate_plan(current.priced, bound.plan).step_seconds
     binding = current.restored(settled(bound, current.cluster, held, bytes_L))
-    return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answer
+    return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answers[0]
+
+
+def _under_schedules(current: ProblemNow, plan: Plan) -> list[tuple[float, Plan]]:
+    """Return the plan under every allowed schedule that runs it and under which it fits, with its simulated step."""
+    found: list[tuple[float, Plan]] = []
+    for name in current.schedules:
+        try:
+            changed = under(current.priced, plan, name)
+            simulated = simulate_plan(current.priced, changed)
+        except InputError:  # too few layers for the stages of this schedule
+            continue
+        if fits(current.priced, changed, simulated):
+            found.append((simulated.step_seconds, changed))
+    return found
 
 
 def on_devices(
