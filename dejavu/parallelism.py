@@ -11,6 +11,7 @@ from typing import Any
 from dejavu.cluster import Cluster
 from dejavu.cluster.meshes import Part, meshes
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.plans import Offload, StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
@@ -205,7 +206,7 @@ def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: 
         )
     if microbatch_size % one.example_parts:
         raise InputError(
-            f"{one}: {one.example_parts} replicas do not divide a microbatch of {microbatch_size} examples"
+            f"{one}: {one.example_parts} replicas do not divide a microbatch of {plural(microbatch_size, 'example')}"
         )
 
 

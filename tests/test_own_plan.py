@@ -99,7 +99,7 @@ def test_mistakes_are_named(
     [
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"num_microbatches": 3}, "batch_size 16 does not divide"),
-        ({"schedule": "hanayo_2"}, "2 stages do not divide so"),
+        ({"schedule": "hanayo_2"}, "2 stages cannot be divided so"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"stages": []}, "a list of one stage or more"),
         ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatch on 2 pipeline ranks under gpipe"),

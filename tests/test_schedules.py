@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.graphs.kernels import kernel_of
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.plans.schedule import SCHEDULES, Pass, default_schedules
+from dejavu.plans.schedule import SCHEDULES, Pass, actions, default_schedules
 from dejavu.schedules import (
     PIPELINE_SCHEDULES,
     UPDATE,
@@ -61,6 +62,23 @@ def alike(schedule: PipelineSchedule, num_ranks: int, backward: float = 1.0) -> 
     """Stages of which every rank has one second of forward passes and holds one byte a microbatch."""
     v = schedule.stages_per_rank
     return [StageSeconds(1 / v, backward / v, 0.0, activation_bytes=1 / v, fixed_bytes=3 / v)] * (v * num_ranks)
+
+
+@every_schedule
+def test_what_is_refused_is_said_of_one_and_of_several(name: str) -> None:
+    """`1 microbatch for 2 stages`, never `1 microbatches`; also where torch refuses."""
+    schedule, said = PIPELINE_SCHEDULES[name], list[str]()
+    for ranks, microbatches in itertools.product(range(4), range(4)):
+        asked = [lambda size=(ranks, microbatches): schedule.check(*size)]
+        if name in SCHEDULES and ranks and microbatches:
+            asked.append(lambda size=(ranks, microbatches): actions(name, *size))
+        for one in asked:
+            try:
+                one()
+            except InputError as error:
+                said.append(str(error))
+    assert any(re.search(r"\b1 (microbatch|rank|stage)\b", one) for one in said)
+    assert not [one for one in said if re.search(r"\b1 [a-z]+s\b", one)]
 
 
 def unlike(num_stages: int, seed: int, *, transfers: bool) -> list[StageSeconds]:

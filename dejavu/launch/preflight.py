@@ -103,13 +103,14 @@ def _check_plan(job: TrainingJob) -> None:
     plan, workload = job.binding.plan, job.workload
     num_layers, num_stages = len(layers_of(workload)), len(plan.stages)
     if num_stages > num_layers:
-        raise LaunchError(f"{num_stages} stages for {num_layers} layers; wanted at most {num_layers} stages")
+        layers, most = units.plural(num_layers, "layer"), units.plural(num_layers, "stage")
+        raise LaunchError(f"{units.plural(num_stages, 'stage')} for {layers}; wanted at most {most}")
     ends = [0, *(stage.stop for stage in plan.stages)]
     are_empty = [stage.start >= stage.stop for stage in plan.stages]
     if any(are_empty) or [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
         raise LaunchError(
             f"the stages hold layers {', '.join(map(_span, plan.stages))}; "
-            f"wanted each of the model's {num_layers} layers once, in order"
+            f"wanted each of the model's {units.plural(num_layers, 'layer')} once, in order"
         )
     batch, number, slices = workload.run_size, plan.num_microbatches, max(1, len(slice_lengths(workload)))
     if number < 1 or batch % number or not allowed_microbatches(plan.schedule, num_stages, number, slices):
@@ -139,9 +140,8 @@ def check_spreading(job: TrainingJob) -> None:
 def _check_spreading(job: TrainingJob) -> None:
     plan, workload, builders = job.binding.plan, job.workload, layers_of(job.workload)
     if workload.num_microbatches != plan.num_microbatches:
-        raise LaunchError(
-            f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
-        )
+        has = units.plural(workload.num_microbatches, "microbatch")
+        raise LaunchError(f"the workload has {has} a step, the plan {plan.num_microbatches}")
     check_slices(workload)
     check_stages_of_slices(workload, plan)
     check_both_ways(workload, plan)
@@ -296,7 +296,7 @@ def _microbatches_that_would_do(job: TrainingJob) -> str:
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
     for number in sorted(divisors, key=lambda divisor: abs(divisor - plan.num_microbatches)):
         if allowed_microbatches(plan.schedule, len(plan.stages), number, max(1, len(slice_lengths(job.workload)))):
-            return f"{number} microbatches would do"
+            return f"{units.plural(number, 'microbatch')} would do"
     return f"no number of microbatches of a batch of {batch} would do: a larger batch, or fewer stages"
 
 

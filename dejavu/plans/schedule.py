@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
+from dejavu.foundation.units import plural
 from dejavu.plans.orders import FORWARD, ListedPass, few_orders, wave_orders
 
 
@@ -77,7 +78,7 @@ class Schedule:
         if num_stages % self.stages_per_rank:
             raise InputError(
                 f"schedule {self.name} runs {self.stages_per_rank} stages on each pipeline rank; "
-                f"{num_stages} stages do not divide so"
+                f"{plural(num_stages, 'stage')} cannot be divided so"
             )
         return num_stages // self.stages_per_rank
 
@@ -185,11 +186,10 @@ def torch_actions(
             return {rank: slice_by_slice(_as_torch(order), num_slices) for rank, order in enumerate(few)}
         whole = torch_actions(schedule, num_stages, num_microbatches)
         return {rank: slice_by_slice(order, num_slices) for rank, order in whole.items()}
+    asked = f"{plural(num_microbatches, 'microbatch')} for {plural(num_stages, 'stage')} under {name}"
     least = ranks * schedule.microbatches_per_rank
     if num_microbatches < least:
-        raise InputError(
-            f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {least} or more"
-        )
+        raise InputError(f"{asked}; wanted {least} or more")
     if schedule.orders is not None:
         rank_S = [schedule.rank_of(stage, num_stages) for stage in range(num_stages)]
         return {rank: _as_torch(order) for rank, order in enumerate(schedule.orders(rank_S, num_microbatches))}
@@ -199,7 +199,7 @@ def torch_actions(
     try:
         orders = get_schedule_ops(kind, ranks, num_microbatches, num_stages_per_rank=schedule.stages_per_rank)
     except ValueError as error:
-        raise InputError(f"{num_microbatches} microbatches for {num_stages} stages under {name}: {error}") from None
+        raise InputError(f"{asked}: {error}") from None
     found = {rank: _parts(order) for rank, order in enumerate(orders)}
     return found if schedule.stages_per_rank > 1 else {rank: _numbered(order) for rank, order in found.items()}
 

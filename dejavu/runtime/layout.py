@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from dejavu.binding.binding import Binding, Placement, VirtualWorker
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.plans import Plan
 from dejavu.workload import Workload
 from dejavu.workload.models.modules.positions import chunk_numbers
@@ -67,9 +68,10 @@ class Layout:
         for rank, grid in enumerate(self.grids):
             parts = len(grid) // self.plan.rank_configuration(rank).context_parallel
             if parts > self.microbatch_size:
+                examples = plural(self.microbatch_size, "example")
                 raise InputError(
-                    f"pipeline rank {rank} has {parts} replicas for microbatches of {self.microbatch_size} "
-                    "examples; wanted at least one example for each: a larger batch or fewer microbatches"
+                    f"pipeline rank {rank} has {parts} replicas for microbatches of {examples}; "
+                    "wanted at least one example for each: a larger batch or fewer microbatches"
                 )
 
     @property

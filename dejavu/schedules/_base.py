@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.plans.schedule import Pass
 from dejavu.simulation import StageSeconds
 
@@ -107,7 +108,9 @@ class PipelineSchedule(ABC):
             InputError: it has none.
         """
         if num_ranks < 1 or num_microbatches < 1:
-            raise InputError(f"{num_microbatches} microbatches on {num_ranks} ranks; wanted one or more of each")
+            raise InputError(
+                f"{plural(num_microbatches, 'microbatch')} on {plural(num_ranks, 'rank')}; wanted one or more of each"
+            )
 
     @abstractmethod
     def orders(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.plans.orders import BACKWARD, FORWARD, both_ways_orders
 from dejavu.plans.schedule import Pass
 from dejavu.schedules._base import PipelineSchedule, Task, Theory, flushed
@@ -33,9 +34,8 @@ class Chimera(PipelineSchedule):
     def check(self, num_ranks: int, num_microbatches: int) -> None:
         super().check(num_ranks, num_microbatches)
         if num_ranks % 2 or num_microbatches % 2:
-            raise InputError(
-                f"chimera with {num_ranks} ranks and {num_microbatches} microbatches; wanted even numbers of both"
-            )
+            asked = f"{plural(num_ranks, 'rank')} and {plural(num_microbatches, 'microbatch')}"
+            raise InputError(f"chimera with {asked}; wanted even numbers of both")
 
     def orders(
         self, num_ranks: int, num_microbatches: int, num_steps: int, stages: Sequence[StageSeconds]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.simulation import StageSeconds
 
 _ADDED = ("forward_seconds", "backward_seconds", "per_step_seconds", "activation_bytes", "fixed_bytes")
@@ -21,7 +22,8 @@ def cut_evenly(layers: Sequence[StageSeconds], num_stages: int) -> tuple[StageSe
     """
     L = len(layers)
     if not 1 <= num_stages <= L:
-        raise InputError(f"{L} layers in {num_stages} stages; wanted at least one stage, and a layer for each")
+        what = f"{plural(L, 'layer')} in {plural(num_stages, 'stage')}"
+        raise InputError(f"{what}; wanted at least one stage, and a layer for each")
     sums = [0.0]
     for layer in layers:
         sums.append(sums[-1] + layer.forward_seconds + layer.backward_seconds)

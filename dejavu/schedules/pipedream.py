@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.schedules._base import PipelineSchedule, Task, Theory, WeightRule, one_by_one
 from dejavu.simulation import StageSeconds
 
@@ -52,9 +53,9 @@ class PipeDream2BW(PipelineSchedule):
     def check(self, num_ranks: int, num_microbatches: int) -> None:
         super().check(num_ranks, num_microbatches)
         if num_microbatches < num_ranks:
+            asked = f"{plural(num_ranks, 'rank')} and {plural(num_microbatches, 'microbatch')}"
             raise InputError(
-                f"pipedream_2bw with {num_ranks} ranks and {num_microbatches} microbatches; wanted as many or more: "
-                "two versions of the weights are enough then"
+                f"pipedream_2bw with {asked}; wanted as many or more: two versions of the weights are enough then"
             )
 
     def orders(

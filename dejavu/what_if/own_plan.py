@@ -333,7 +333,8 @@ def _check_stages(plan: Plan, num_layers: int) -> None:
     """
     s = next((s for s, stage in enumerate(plan.stages) if stage.stop > num_layers), len(plan.stages) - 1)
     if (stop := plan.stages[s].stop) != num_layers:
-        raise PlanError(f"stage {s}: stop is {stop}; the model has {num_layers} layers, where the last stage stops")
+        has = plural(num_layers, "layer")
+        raise PlanError(f"stage {s}: stop is {stop}; the model has {has}, where the last stage stops")
     for rank in range(len(plan.ranks)):
         plan.rank_configuration(rank)
     for s, stage in enumerate(plan.stages):

@@ -39,8 +39,9 @@ class EarlierTraining:
         loss = "" if self.loss is None else f", the last at loss {self.loss:.4f}"
         if not self.is_complete:
             return f"{self.folder} continues from step {self.step} of {self.num_steps}{loss}"
+        trained = "1 step is trained" if self.step == 1 else f"{self.step} steps are trained"
         return (
-            f"{self.folder} is complete: {self.step} steps are trained{loss}, and the workload wants {self.num_steps}. "
+            f"{self.folder} is complete: {trained}{loss}, and the workload wants {self.num_steps}. "
             f"Nothing was started; to train further, set num_steps above {self.step} in the workload"
         )
 
