@@ -232,6 +232,28 @@ def test_the_benchmark_leaves_each_device_out(tmp_path: Path) -> None:
     assert summary["no_products"] == {"no N": 1, f"M below {fp16.LEAST_M}": int(few.sum())}
 
 
+WITHOUT_FP16 = [name for name, device in catalogue().items() if fp16.DTYPE not in device.peak_flops_per_second]
+
+
+@pytest.mark.parametrize("name", WITHOUT_FP16)
+def test_a_device_without_a_peak_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    path, known = tmp_path / "compute.parquet", {"A100-SXM4-80GB": "A100-SXM4-80GB", "A40": "A40"}
+    frame = times_by_the_law(known, seed=6)
+    others = frame[frame["device"] == "A40"].assign(device=name)
+    frame.to_parquet(path)
+    alone = fp16.read(path)
+    pd.concat([frame, others], ignore_index=True).to_parquet(path)
+    found = fp16.read(path)
+    assert set(found.samples) == set(alone.samples) == set(known)
+    left_out = {why: count for why, count in found.refused.items() if count}
+    assert left_out == {f"{name} has no peak FLOP/s in float16": int((others["M"] >= fp16.LEAST_M).sum())}
+    others.to_parquet(path)
+    with pytest.raises(
+        InputError, match=f"fp16 products of no device; wanted two.*{name} has no peak FLOP/s in float16"
+    ):
+        fp16.read(path)
+
+
 BROKEN_CELLS = ("", "none", "1e400", -3, 0, 7.5, float("nan"), float("inf"), None, 2.0**70)
 
 

@@ -2,7 +2,8 @@
 
 Reads vidur's columns: device, M, N, K, median_ms, where N is the dimension that is summed over. Rows without N are no
 products, and fewer than `LEAST_M` rows are a matrix times a few vectors: both are left out, and counted. So is what is
-refused: a cell that is no number, no size or no time, a row without a device, a time that cannot be true.
+refused: a cell that is no number, no size or no time, a row without a device or of one that has no peak in fp16, a time
+that cannot be true.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.cost.device_table import candidates, meant
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.calibration import product
-from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline
+from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline, peak_flops_per_second
 from dejavu.cost.kernels.roofline_fit import Sample, fit
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.importers.cells import MOST, numbers_of, texts_of
@@ -126,8 +127,12 @@ def read(path: Path) -> Products:
     products = products.sort_values(["M", "K", "N", "median_ms"])  # a law sees some of them: the same in any order
     samples = {}
     for name, rows in products.groupby(products["device"].map(found)):
+        device = catalogue()[str(name)]
+        if peak_flops_per_second(device, DTYPE) is None:
+            refused[f"{name} has no peak FLOP/s in {DTYPE}"] = len(rows)
+            continue
         try:
-            samples[str(name)], absurd = sample_of(rows, catalogue()[str(name)])
+            samples[str(name)], absurd = sample_of(rows, device)
         except DejavuError as error:
             raise InputError(f"{path}: {error}") from error
         refused["absurd"] += absurd
