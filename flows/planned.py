@@ -64,7 +64,7 @@ def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) ->
     show_choice(choice)
     binding = bind_stages(choice, choice.plan, here.cluster)
     bound = simulate_bound(choice, binding.plan)
-    record_choice(here.run, choice, binding)
+    record_choice(here.run, choice, binding, bound)
     notes = Notes(here.work, request.workload, here.file, dask)
     notes.keep(here.cluster, choice.plan, choice.step_seconds, str(flow_run.id))
     return Planned(

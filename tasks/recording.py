@@ -23,7 +23,7 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
 from dejavu.init._base import FACTORS
-from dejavu.planning import Choice, Considered, choice_to_dict, reason
+from dejavu.planning import Candidate, Choice, Considered, choice_to_dict, reason
 from dejavu.planning.sentences import what_was_gained
 from dejavu.profiling.profiler import MeasureResult
 from dejavu.report import (
@@ -80,13 +80,17 @@ def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
 
 
 @task(name="record-choice", task_run_name="record-choice", cache_policy=NO_CACHE)
-def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
-    """Record what was considered, search by search, the plan, and the cost table that it rests on."""
+def record_choice(run: Run, choice: Choice, binding: Binding, bound: Candidate) -> None:
+    """Record what was considered, search by search, the plan, and the cost table that it rests on.
+
+    Args:
+        bound: the plan as bound, which the figures are of: as on the run's page.
+    """
     graph = choice.prices.graph_of(choice.plan.num_microbatches)
     table = choice.prices.table_of(choice.plan.num_microbatches)
-    run.metric("predicted_step_seconds", choice.step_seconds)
-    if choice.gap is not None:
-        run.metric("optimality_gap_percent", 100.0 * choice.gap)
+    run.metric("predicted_step_seconds", bound.step_seconds)
+    if (gap := choice.gap_of(bound)) is not None:
+        run.metric("optimality_gap_percent", 100.0 * gap)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
     costs = table.to_arrow(graph)
     profile = {"rows": costs.num_rows, "costs": table.num_prices, "measured": table.num_known}

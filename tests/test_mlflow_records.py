@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -23,6 +24,8 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
+import dejavu
+from dejavu.binding import bind_in_order
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.processes.files import write_json
@@ -611,3 +614,19 @@ def test_a_note_says_each_setting_that_its_command_leaves_out(one: str, as_json:
         assert f"`{one}: " in said and said.count("`") == 4, "one setting, and the word parallelism"
         assert left_out_of_command({"parallelism": usual}) == "" == left_out_of_command({})
     assert "`max_data_parallel: null`" in left_out_of_command({"parallelism": Parallelism()})
+
+
+def test_the_figures_of_a_choice_are_those_of_the_plan_as_bound() -> None:
+    """Binding may move stages to other devices than the search named; the page's figures are of the bound plan, too."""
+    choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact", "uniform"), microbatches=(8,))
+    others = [row.best for row in choice.considered if row.best is not None]
+    assert len({one.step_seconds for one in others}) > 1
+    for bound in others:
+        run = MagicMock()
+        binding = bind_in_order(bound.plan, choice.request.cluster)
+        recording.record_choice.fn(run, choice, binding, bound)
+        told = dict(call.args for call in run.metric.call_args_list)
+        gap = 1.0 - choice.simulated_lower_bound_seconds / bound.simulated_seconds
+        assert told == pytest.approx(
+            {"predicted_step_seconds": bound.step_seconds, "optimality_gap_percent": 100.0 * max(0.0, gap)}
+        )

@@ -215,7 +215,11 @@ class Choice:
     @property
     def gap(self) -> float | None:
         """How much of the chosen plan's simulated step the best plan could save at most; None: nothing is proved."""
-        bound, seconds = self.simulated_lower_bound_seconds, self.simulated_seconds
+        return self.gap_of(self.chosen)
+
+    def gap_of(self, candidate: Candidate) -> float | None:
+        """Return the same of another plan of the request."""
+        bound, seconds = self.simulated_lower_bound_seconds, candidate.simulated_seconds
         if bound <= 0:
             return None
         return max(0.0, 1.0 - bound / seconds) if seconds > 0 else 0.0

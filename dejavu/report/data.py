@@ -364,9 +364,7 @@ class ReportData:
     @property
     def gap(self) -> float | None:
         """How much of the simulated step the best plan could save at most; None where nothing was proved."""
-        if self.lower_bound_seconds <= 0:
-            return None
-        return max(0.0, 1.0 - self.lower_bound_seconds / self.simulation.step_seconds)
+        return self.choice.gap_of(self.bound)
 
     @property
     def within(self) -> str:
