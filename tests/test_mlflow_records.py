@@ -384,6 +384,24 @@ def test_a_run_is_found_by_what_people_have_of_it(project: Path) -> None:
     client_of(project).delete_run(resumed.run_id)
 
 
+def test_a_beginning_of_a_resumed_folder_is_its_last_run_as_the_whole_name_is(tmp_path: Path) -> None:
+    name, started = "zz5477ad93-997a", list[str]()  # no id of MLflow's begins with z
+    for flow_run in (name, "zz91c0", "zz77"):
+        tags = {"prefect.flow_run": flow_run, "dejavu.folder": f"{tmp_path}/.dejavu/runs/{name}"}
+        with Tracker.open(tmp_path, "gpt here", {}, tags) as run:
+            started.append(str(run.run_id))
+    with Tracker.open(tmp_path, "another", {}, {"dejavu.folder": f"{tmp_path}/.dejavu/runs/zz9"}):
+        pass
+    for end in range(3, len(name) + 1):
+        for wanted in (name[:end], f".dejavu/runs/{name[:end]}"):
+            assert find_run(tmp_path, wanted).run_id == started[-1], wanted
+    for begun in started:
+        assert find_run(tmp_path, begun[:12]).run_id == begun
+    assert find_run(tmp_path, "zz91").run_id == started[1]
+    with pytest.raises(InputError, match="'zz' is the beginning of 4 runs"):
+        find_run(tmp_path, "zz")
+
+
 @pytest.mark.parametrize("model", ["hf:models/tiny", "own.module:factory", "hf:/a folder/it's ü", "hf:../tiny/"])
 def test_a_run_is_found_by_its_whole_name_whatever_the_model_is_called(model: str, tmp_path: Path) -> None:
     for number in range(2):

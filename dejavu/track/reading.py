@@ -86,7 +86,10 @@ def find_run(project: Path, wanted: str) -> RunSummary:
     word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
     ids = [(run.run_id, run.flow_run, Path(run.folder).name) for run in known]
     whole = [run for run, own in zip(known, ids, strict=True) if word and (word in own or wanted == run.name)]
-    found = whole[:1] or [run for run in known if word and _begins(run, word)]  # a resumed folder has several: the last
+    begun = [run for run, own in zip(known, ids, strict=True) if word and any(each.startswith(word) for each in own)]
+    folders = {Path(run.folder).name for run in begun}
+    is_folder = len(folders) == 1 and folders.pop().startswith(word)
+    found = whole[:1] or (begun[:1] if is_folder else begun)  # a resumed folder has several: the last
     if len(found) > 1:
         raise InputError(f"{wanted!r} is the beginning of {len(found)} runs: {_listed(found)}; wanted more of one's id")
     if not found:
@@ -143,10 +146,6 @@ def _failed(server: Server, error: Exception) -> DejavuError:
 
 def _copies(project: Path, summary: RunSummary) -> Path:
     return project / ".dejavu" / "reports" / summary.run_id
-
-
-def _begins(run: RunSummary, word: str) -> bool:
-    return run.run_id.startswith(word) or run.flow_run.startswith(word)
 
 
 def _listed(found: list[RunSummary]) -> str:
