@@ -27,6 +27,7 @@ from dejavu.what_if import (
     answer,
     changed,
     cheapest,
+    cheapest_to_dict,
     difference,
     parse_changes,
     varied,
@@ -34,7 +35,7 @@ from dejavu.what_if import (
     what_is_cheapest,
 )
 from dejavu.what_if.cheapest import _least_enough
-from dejavu.what_if.table import days
+from dejavu.what_if.table import days, goal_table
 from dejavu.workload import Workload
 from flows.__main__ import app
 from flows.what_if import WhatIf, _duration, _tokens
@@ -304,6 +305,33 @@ def test_what_is_proved_late_is_late(tmp_path: Path) -> None:
     assert not nothing.is_in_time and Cheapest(nothing.goal, (nothing,), "USD").best is None
     in_time = cheapest(Goal(1.0, math.inf), [file], request, plan)
     assert all(row.is_in_time and not row.is_proved_late for row in in_time.rows)
+
+
+def devices_of(row: Trained) -> int:
+    assert row.answered.choice is not None
+    return sum(stage.configuration.num_devices for stage in row.answered.choice.plan.stages)
+
+
+@pytest.mark.parametrize("nodes", [(1, 5), (6, 6), (12, 40)])
+def test_how_many_nodes_are_paid_is_said_where_the_plan_leaves_some_without_work(
+    nodes: tuple[int, int], tmp_path: Path
+) -> None:
+    """A training of six layers has no use for more than six devices, on three nodes."""
+    file = write(tmp_path)
+    request, plan, _ = planned(tmp_path, file)
+    found = cheapest(Goal(1e8, math.inf), [file], request, plan, nodes)
+    prices = {group.name: group.price[0] for group in file.cluster.groups if group.price}
+    written = cheapest_to_dict(found)["rows"]
+    cells = [str(cell) for cell in goal_table(found, "").columns[0].cells]
+    for row, as_json, cell in zip(found.rows, written, cells, strict=True):
+        paid = row.num_used_nodes
+        price = prices[next(name for name in prices if f"× {name}" in cell)]
+        assert row.cost == pytest.approx(paid * price * row.seconds / 3600)
+        assert as_json["num_used_nodes"] == paid >= math.ceil(devices_of(row) / 2)
+        assert cell.endswith(f", {paid} used") == (paid < row.num_nodes)
+    assert found.best is not None
+    said = f", {found.best.num_used_nodes} used, predicted"
+    assert (said in what_is_cheapest(found)) == (found.best.num_used_nodes < found.best.num_nodes) == (nodes[0] > 3)
 
 
 @pytest.mark.parametrize("same", [True, False])

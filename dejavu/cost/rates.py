@@ -27,6 +27,7 @@ class Rates:
             device's peak in this dtype is not known.
         dtype: that the products are computed in, and the peak is of.
         cost: an hour of all nodes that the plan uses a device of, and the currency; None: a price is not said.
+        num_nodes: these nodes.
     """
 
     samples_per_second: float
@@ -34,6 +35,7 @@ class Rates:
     utilization: float | None
     dtype: str
     cost: tuple[float, str] | None = None
+    num_nodes: int = 0
 
     @property
     def cost_of_1e9_tokens(self) -> float | None:
@@ -58,7 +60,8 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
         peak = sum((peak or 0.0) * one.num_devices for peak, one in zip(peaks, ranks, strict=True))
         utilization = _flops(graph) * (workload.batch_size // graph.microbatch_size) / step_seconds / peak
     tokens_per_second = None if tokens is None else samples * tokens / workload.batch_size
-    return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, plan))
+    nodes = _nodes(cluster, plan)
+    return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, nodes), nodes.total())
 
 
 def tokens_in_a_step(workload: Workload) -> int | None:
@@ -67,8 +70,8 @@ def tokens_in_a_step(workload: Workload) -> int | None:
     return None if shape.input_dtype.is_floating_point else workload.batch_size * math.prod(shape.input_shape)
 
 
-def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:
-    """Return what the plan's nodes cost in an hour, each counted whole; equal devices are those of the cheapest."""
+def _nodes(cluster: Cluster, plan: Plan) -> Counter[str]:
+    """Count the nodes that the plan uses a device of, by group; equal devices are those of the cheapest."""
     blocks: dict[str, list[int]] = {}  # by type: of how many devices of one node each
     for rank in range(len(plan.ranks)):
         one = plan.rank_configuration(rank)
@@ -76,6 +79,11 @@ def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:
     nodes: Counter[str] = Counter()
     for name, widths in blocks.items():
         nodes |= _nodes_for(cluster, name, widths)  # of nodes with several types the most that one of these needs
+    return nodes
+
+
+def _cost(cluster: Cluster, nodes: Counter[str]) -> tuple[float, str] | None:
+    """Return what these nodes cost in an hour, each counted whole; None: a price is not said."""
     prices = [(group.price, nodes[group.name]) for group in cluster.groups if nodes[group.name]]
     known = [(price, count) for price, count in prices if price is not None]
     if not known or len(known) < len(prices):

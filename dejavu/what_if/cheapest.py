@@ -79,6 +79,11 @@ class Trained:
             return math.inf
         return choice.rates.cost[0] * self.seconds / 3600.0
 
+    @property
+    def num_used_nodes(self) -> int:
+        """Of how many nodes the plan uses a device, which are those that are paid; 0: there is no plan."""
+        return 0 if self.answered.choice is None else self.answered.choice.rates.num_nodes
+
 
 @dataclass(frozen=True, eq=False)
 class Cheapest:

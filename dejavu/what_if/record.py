@@ -52,12 +52,19 @@ def cheapest_to_dict(found: Cheapest) -> dict[str, Any]:
         "fastest": place(found.fastest),
         "rows": [
             _row(row.answered)
-            | {"num_nodes": row.num_nodes, "training_seconds": None, "training_seconds_range": None, "cost": None}
+            | {
+                "num_nodes": row.num_nodes,
+                "num_used_nodes": None,
+                "training_seconds": None,
+                "training_seconds_range": None,
+                "cost": None,
+            }
             | (
                 {
                     "training_seconds": row.seconds,
                     "training_seconds_range": list(row.range_seconds),
                     "cost": row.cost,
+                    "num_used_nodes": row.num_used_nodes,
                     "in_time": row.is_in_time,
                     "proved_late": row.is_proved_late,
                 }

@@ -108,7 +108,7 @@ def goal_table(found: Cheapest, title: str) -> Table:
             continue
         mark = "✔ " if row is found.best else ""
         table.add_row(
-            f"{mark}{row.answered.case.name}",
+            f"{mark}{named(row)}",
             format_seconds(choice.step_seconds),
             short(choice.rates.tokens_per_second or 0.0),
             days(row.seconds),
@@ -117,6 +117,12 @@ def goal_table(found: Cheapest, title: str) -> Table:
             in_time(row),
         )
     return table
+
+
+def named(row: Trained) -> str:
+    """Name a cluster, and say how many of its nodes are paid, where the plan leaves some without work."""
+    name, used = row.answered.case.name, row.num_used_nodes
+    return name if used == row.num_nodes else f"{name}, {used} used"
 
 
 def in_time(row: Trained) -> str:
@@ -137,7 +143,7 @@ def what_is_cheapest(found: Cheapest) -> str:
         slow = best.range_seconds.high > goal.within_seconds
         risk = " At the slow end of that range it would be late." if slow else ""
         return (
-            f"Cheapest for {asked}: {best.answered.case.name}, predicted {_needs(best.seconds, best.range_seconds)}, "
+            f"Cheapest for {asked}: {named(best)}, predicted {_needs(best.seconds, best.range_seconds)}, "
             f"{short(best.cost)} {found.currency}.{risk} That is a prediction, over the {planned} that were planned"
             f"{of_late if late else ''}."
         )
