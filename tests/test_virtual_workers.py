@@ -21,7 +21,7 @@ from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
-from dejavu.virtual_workers import NoTeam, SharedSums, Team, Teams, balanced, divisions, what_a_team_yields
+from dejavu.virtual_workers import NoTeam, SharedSums, Team, Teams, balanced, divisions, team_tables, what_a_team_yields
 from dejavu.virtual_workers.shares import MOST_UNITS, num_units
 from dejavu.virtual_workers.team import together
 from dejavu.workload import Workload
@@ -211,6 +211,22 @@ def _team_of(workload: Workload) -> Team:
     team = Teams(planner.plan(request), planner).best()
     assert isinstance(team, Team)
     return team
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_the_examples_that_are_said_are_those_of_the_whole_batch(accumulate: int) -> None:
+    """Also where a step is several runs of the schedule: on the screen, in JSON, and of divisions in quick plans."""
+    team = _team_of(GPT.model_copy(update={"accumulate": accumulate, "num_microbatches": 1, "batch_size": 16}))
+    written = team.to_dict()
+    assert sum(one["examples"] for one in written["workers"]) == 16
+    assert {sum(one["examples"]) for one in written["tried"] if one["examples"]} == {16}
+    divided, workers = team_tables(team)
+    shares = [str(cell) for cell in divided.columns[2].cells if str(cell) != "–"]
+    assert {sum(map(int, said.split(", "))) for said in shares} == {16}
+    assert sum(int(str(cell)) for cell in workers.columns[2].cells) == 16
+    counts = [one.choice.plan.num_microbatches for one in team.workers]
+    runs = "" if accumulate == 1 else f"{accumulate} × "
+    assert list(workers.columns[3].cells) == [f"{runs}{count}" for count in counts]
 
 
 @pytest.mark.parametrize("slices", [2, (12, 4)])

@@ -150,7 +150,7 @@ class Teams:
                 parts = [own[units - 1] for own, units in zip(known, shares, strict=True)]
                 fitting = [one for one in parts if one is not None]
                 step = max(one.seconds for one in fitting) + self._sum_seconds(division, fitting)
-                examples = [one.num_examples for one in fitting]
+                examples = [one.num_examples * self._request.workload.accumulate for one in fitting]
             yield _Row(Tried(division.name, tuple(examples), len(division.workers), degree, step), division)
 
     def _parts(self, worker: WorkerDevices, degree: int, unit: int) -> list[_Part | None]:
@@ -241,8 +241,8 @@ class Teams:
         key = (worker.kind_in(self._request.cluster), examples, degree)
         if key not in self._whole:
             asked = self._request_of(worker, degree)
-            batch = {"batch_size": examples * asked.workload.accumulate, "num_microbatches": 1}
-            asked = replace(asked, workload=asked.workload.model_copy(update=batch))
+            own = asked.workload.model_copy(update={"batch_size": examples, "num_microbatches": 1})
+            asked = replace(asked, workload=own)
             try:
                 self._whole[key] = self._planner.plan(asked, Prices(asked, graph_at=self._alone.prices.graph))
             except NoPlanError:

@@ -51,9 +51,10 @@ def _workers_table(team: Team) -> Table:
     table.add_column("its time, predicted", justify="right", no_wrap=True)
     for number, one in enumerate(team.workers):
         has = ", ".join(f"{count} × {name}" for name, count in one.devices.counts(team.cluster).items())
-        plan = one.choice.plan
+        plan, own = one.choice.plan, one.choice.request.workload
+        runs = f"{own.accumulate} × " if own.accumulate > 1 else ""
         stages = "\n".join(f"{stage.numbers}: {stage.configuration}" for stage in plan.stages)
-        numbers = (str(one.num_examples), str(plan.num_microbatches), plan.schedule)
+        numbers = (str(own.batch_size), f"{runs}{plan.num_microbatches}", plan.schedule)
         table.add_row(str(number), has, *numbers, stages, format_seconds(one.seconds))
     return table
 

@@ -41,7 +41,7 @@ class Tried:
     """One way to divide the devices, as far as it was planned.
 
     Attributes:
-        examples: of each worker; empty: one of them has no plan.
+        examples: of each worker, of the whole batch; empty: one of them has no plan.
         step_seconds: of the cheapest plans that a few quick searches found; None: there are none.
     """
 
@@ -115,7 +115,7 @@ class Team:
             "speedup": self.speedup,
             "workers": [
                 {
-                    "examples": one.num_examples,
+                    "examples": one.choice.request.workload.batch_size,
                     "seconds": one.seconds,
                     "devices": dict(one.devices.counts(self.cluster)),
                     "plan": one.choice.plan.to_dict(),
