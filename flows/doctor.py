@@ -254,9 +254,10 @@ def _mlflow(project: Path) -> list[Check]:
     name, path = "MLflow database", project / "mlflow.db"
     if not path.exists():
         return [Check(name, True, "none yet: the first run makes it")]
-    query = """SELECT runs.run_uuid, pid.value, start.value FROM runs
+    query = """SELECT runs.run_uuid, pid.value, start.value, boot.value FROM runs
                LEFT JOIN tags AS pid ON pid.run_uuid = runs.run_uuid AND pid.key = 'dejavu.pid'
                LEFT JOIN tags AS start ON start.run_uuid = runs.run_uuid AND start.key = 'dejavu.process_start_seconds'
+               LEFT JOIN tags AS boot ON boot.run_uuid = runs.run_uuid AND boot.key = 'dejavu.boot'
                WHERE runs.status = 'RUNNING' AND runs.lifecycle_stage = 'active'"""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as database:
@@ -264,7 +265,7 @@ def _mlflow(project: Path) -> list[Check]:
     except sqlite3.Error as error:
         remedy = f"move {path} away (the next run makes a new one), or restore it from a copy"
         return [Check(name, False, f"{path} cannot be read: {error}", remedy)]
-    dead = [run for run, pid, start in running if not _runs(pid, start)]
+    dead = [run for run, *process in running if not _runs(*process)]
     if not dead:
         return [Check(name, True, f"readable; {plural(len(running), 'run')} in progress")]
     more = " …" if len(dead) > 3 else ""
@@ -272,10 +273,10 @@ def _mlflow(project: Path) -> list[Check]:
     return [Check(name, None, found, "nothing: the next dejavu run marks those of this machine as KILLED")]
 
 
-def _runs(pid: str | None, start_seconds: str | None) -> bool:
+def _runs(pid: str | None, start_seconds: str | None, boot: str | None) -> bool:
     """Return whether the process that opened an MLflow run is alive; `start_seconds` counts from the machine's boot."""
     try:
-        return started_at(psutil.Process(int(pid or "")), float(start_seconds or ""))
+        return started_at(psutil.Process(int(pid or "")), float(start_seconds or ""), boot or "")
     except (ValueError, psutil.NoSuchProcess):
         return False
 

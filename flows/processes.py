@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from dejavu.foundation.processes.start import start_seconds, started_at
+from dejavu.foundation.processes.start import boot_id, start_seconds, started_at
 from flows.room import PRIVATE_UMASK
 from flows.server_settings import LOOPBACK, SECRETS
 
@@ -26,18 +26,24 @@ TERMINATE_SECONDS = 15.0  # from SIGTERM to SIGKILL: what a flow run needs to re
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """A process that we started, by pid and start, in seconds from the boot: a pid alone may have been reused."""
+    """A process that we started, by pid and start, in seconds from the boot: a pid alone may have been reused.
+
+    Attributes:
+        boot: the machine's, as after another one a process may have both numbers; empty: not known.
+    """
 
     name: str
     pid: int
     start_seconds: float
     log: str
+    boot: str = ""
 
     def find(self) -> psutil.Process | None:
         """Return the process, if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            return process if started_at(process, self.start_seconds) and not has_ended(process) else None
+            is_it = started_at(process, self.start_seconds, self.boot) and not has_ended(process)
+            return process if is_it else None
         except psutil.NoSuchProcess:
             return None
 
@@ -100,7 +106,7 @@ def start(
             start_new_session=True,
             umask=PRIVATE_UMASK,
         )
-    return RecordedProcess(name, child.pid, start_seconds(psutil.Process(child.pid)), str(log))
+    return RecordedProcess(name, child.pid, start_seconds(psutil.Process(child.pid)), str(log), boot_id())
 
 
 def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list[psutil.Process]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
+import uuid
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from dejavu.foundation.processes.start import start_seconds, started_at
-from dejavu.launch.training_lock import alone_in, holder_in
-from flows.processes import start
+from dejavu.foundation.processes.start import BOOT, start_seconds, started_at
+from dejavu.launch.training_lock import HOLDER, Holder, alone_in, holder_in
+from dejavu.track.identity import BOOT_TAG, PID_TAG, START_TAG, has_ended, identity_tags
+from flows import doctor
+from flows.processes import RecordedProcess, start
 from tests.test_flow import Watched, check_records, needs_two_cores
 from tests.test_flow import project as project  # a fixture
 from tests.waiting import PATIENCE_SECONDS
@@ -87,6 +92,36 @@ def test_a_process_is_recognized_after_the_clock_was_set(tmp_path: Path, monkeyp
     found = kept.find()
     assert found is not None
     found.kill()
+
+
+def recognizers(folder: Path, boot: str | None) -> dict[str, bool]:
+    """Say who takes this process for that of its own record, changed to this boot; None: as before boots were kept."""
+    holder, tags = asdict(Holder.here("gpt on desk")), identity_tags()
+    service = asdict(RecordedProcess("worker", holder["pid"], holder["start_seconds"], "none.log", holder["boot"]))
+    for record, key in ((holder, "boot"), (service, "boot"), (tags, BOOT_TAG)):
+        assert record.pop(key)
+        if boot is not None:
+            record[key] = boot
+    (folder / ".dejavu").mkdir(exist_ok=True)
+    (folder / ".dejavu" / HOLDER).write_text(json.dumps(holder))
+    return {
+        "lock": holder_in(folder) is not None,
+        "services": RecordedProcess(**service).find() is not None,
+        "MLflow": not has_ended(int(tags[PID_TAG]), float(tags[START_TAG]), tags.get(BOOT_TAG, "")),
+        "doctor": doctor._runs(tags[PID_TAG], tags[START_TAG], tags.get(BOOT_TAG)),
+    }
+
+
+@pytest.mark.skipif(not BOOT.is_file(), reason="this kernel does not name its boots")
+def test_a_process_of_another_boot_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a boot, servers that start with the machine have nearly the pids and times that they had before it."""
+    own = BOOT.read_text().strip()
+    assert start("true", ["true"], cwd=tmp_path, environment=os.environ, log=tmp_path / "log").boot == own
+    assert all(recognizers(tmp_path, own).values())
+    assert not any(recognizers(tmp_path, str(uuid.uuid4())).values())
+    assert all(recognizers(tmp_path, None).values())
+    monkeypatch.setattr("dejavu.foundation.processes.start.BOOT", tmp_path / "none")  # as on other kernels
+    assert Holder.here("gpt on desk").boot == "" and Holder.here("gpt on desk").runs
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.files import write_json
-from dejavu.foundation.processes.start import start_seconds, started_at
+from dejavu.foundation.processes.start import boot_id, start_seconds, started_at
 
 LOCK, HOLDER = "training.lock", "training.json"
 MEASURES = "measures or trains"
@@ -42,6 +42,7 @@ class Holder:
         since_seconds: when it acquired the lock, since the epoch.
         is_upkeep: it looks after the files (`dejavu backup` and its like), and neither measures nor trains.
         training: the folder that it trains; empty: it has not begun to.
+        boot: the machine's, as after another one a process may have both numbers; empty: not known.
     """
 
     what: str
@@ -51,11 +52,13 @@ class Holder:
     since_seconds: float
     is_upkeep: bool = False
     training: str = ""
+    boot: str = ""
 
     @classmethod
     def here(cls, what: str, *, is_upkeep: bool = False) -> Holder:
         """Return this process as a holder."""
-        return cls(what, os.getpid(), start_seconds(psutil.Process()), socket.gethostname(), time.time(), is_upkeep)
+        started, host = start_seconds(psutil.Process()), socket.gethostname()
+        return cls(what, os.getpid(), started, host, time.time(), is_upkeep, boot=boot_id())
 
     @property
     def runs(self) -> bool:
@@ -64,7 +67,7 @@ class Holder:
             return True
         try:
             process = psutil.Process(self.pid)
-            return process.status() != psutil.STATUS_ZOMBIE and started_at(process, self.start_seconds)
+            return process.status() != psutil.STATUS_ZOMBIE and started_at(process, self.start_seconds, self.boot)
         except psutil.NoSuchProcess:
             return False
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from dejavu.foundation.processes.start import start_seconds, started_at
+from dejavu.foundation.processes.start import boot_id, start_seconds, started_at
 
 KEY_TAG, HOST_TAG, PID_TAG, START_TAG = "dejavu.key", "dejavu.host", "dejavu.pid", "dejavu.process_start_seconds"
+BOOT_TAG = "dejavu.boot"
 GIT_SECONDS = 5.0  # a repository on a slow disk must not delay a run
 
 
@@ -23,14 +24,15 @@ def identity_tags() -> dict[str, str]:
         HOST_TAG: socket.gethostname(),
         PID_TAG: str(os.getpid()),
         START_TAG: f"{start_seconds(psutil.Process()):.2f}",
+        BOOT_TAG: boot_id(),
     }
 
 
-def has_ended(pid: int, seconds: float) -> bool:
-    """Return whether this host's process of that pid, started so long after the machine's boot, is gone."""
+def has_ended(pid: int, seconds: float, boot: str = "") -> bool:
+    """Return whether this host's process of that pid, started so long after that boot of the machine, is gone."""
     try:
         process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_ZOMBIE or not started_at(process, seconds)
+        return process.status() == psutil.STATUS_ZOMBIE or not started_at(process, seconds, boot)
     except psutil.NoSuchProcess:
         return True
 

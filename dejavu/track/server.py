@@ -27,7 +27,7 @@ from mlflow.exceptions import MlflowException
 
 from dejavu.foundation.units import plural
 from dejavu.track.database import EXPERIMENT, alone_with, artifacts_of, local_path
-from dejavu.track.identity import HOST_TAG, KEY_TAG, PID_TAG, START_TAG, has_ended
+from dejavu.track.identity import BOOT_TAG, HOST_TAG, KEY_TAG, PID_TAG, START_TAG, has_ended
 
 Entry = dict[str, Any]
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def why_killed(run: MlflowRun) -> str:
     if run.info.status != "RUNNING" or tags.get(HOST_TAG) != socket.gethostname():
         return ""
     pid, started = int(tags[PID_TAG]), float(tags[START_TAG])
-    return f"process {pid} ended without closing this run" if has_ended(pid, started) else ""
+    return f"process {pid} ended without closing this run" if has_ended(pid, started, tags.get(BOOT_TAG, "")) else ""
 
 
 def is_refusal(error: Exception) -> bool:

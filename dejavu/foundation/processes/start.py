@@ -1,10 +1,15 @@
-"""When a process started, by a clock that nobody sets: with its pid it names the process, because pids are reused."""
+"""When a process started, and in which boot, by a clock that nobody sets: with its pid this names the process, because
+pids are reused.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import psutil
 
 SLACK_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def start_seconds(process: psutil.Process) -> float:
@@ -19,6 +24,21 @@ def start_seconds(process: psutil.Process) -> float:
     return started
 
 
-def started_at(process: psutil.Process, seconds: float) -> bool:
-    """Return whether the process is the one that started `seconds` after the machine's boot."""
-    return abs(start_seconds(process) - seconds) < SLACK_SECONDS
+def boot_id() -> str:
+    """Return the kernel's name for the time since the machine's last boot; empty: it gives none."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def started_at(process: psutil.Process, seconds: float, boot: str = "") -> bool:
+    """Return whether the process is the one that started `seconds` after the machine's boot.
+
+    Args:
+        boot: the boot's id; empty: not known, as in records of older versions, so any is taken for it.
+
+    Raises:
+        psutil.NoSuchProcess: the process has ended.
+    """
+    return boot in ("", boot_id()) and abs(start_seconds(process) - seconds) < SLACK_SECONDS
