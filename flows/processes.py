@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -164,11 +165,24 @@ def listener(port: int) -> psutil.Process | None:
     """Return the process listening on this port, where the system tells."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if _is_listening(connection, port) and connection.pid:
                 return psutil.Process(connection.pid)
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         pass
     return None
+
+
+def listens(parent: RecordedProcess, port: int) -> bool:
+    """Return whether the process or a descendant listens on this port; where the system tells of no listener, True."""
+    try:
+        found = [one.pid for one in psutil.net_connections("tcp") if _is_listening(one, port)]
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        return True
+    return not found or any(process.pid in found for process in family([parent]))
+
+
+def _is_listening(connection: Any, port: int) -> bool:
+    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -29,7 +29,7 @@ from flows.prefect_api import (
     watching,
     worker_is_online,
 )
-from flows.processes import TOKEN, child_environment, end, family, is_free, listener, runs_of, start
+from flows.processes import TOKEN, child_environment, end, family, is_free, listener, listens, runs_of, start
 from flows.room import check_room
 from flows.server_settings import LOOPBACK, check_given, check_host, given
 from flows.service_record import (
@@ -380,12 +380,13 @@ def _choose_port(
 
 def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> None:
     process = next(one for one in services.processes if one.name == name)
+    port = _place(services, name)[0]
     deadline = time.monotonic() + READY_SECONDS
     while True:
         if process.find() is None:
             _check_port(services, name)
             raise DejavuError(f"{name} ended while starting; the end of {process.log}:\n{process.log_end()}")
-        if is_ready():
+        if is_ready() and (port is None or listens(process, port)):  # else another's answers, and ours will end
             return
         if time.monotonic() > deadline:
             raise DejavuError(
@@ -394,14 +395,19 @@ def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> No
         time.sleep(0.1)
 
 
+def _place(services: Services, name: str) -> tuple[int | None, str]:
+    """Return the port and the address that a server listens on; None: the worker listens on none."""
+    places = {"prefect": (services.prefect_port, services.host), "mlflow": (services.mlflow_port, LOOPBACK)}
+    return places.get(name, (None, LOOPBACK))
+
+
 def _check_port(services: Services, name: str) -> None:
     """Check that the port of a server that ended while starting was not taken meanwhile.
 
     Raises:
         DejavuError: it was.
     """
-    places = {"prefect": (services.prefect_port, services.host), "mlflow": (services.mlflow_port, LOOPBACK)}
-    port, host = places.get(name, (None, LOOPBACK))
+    port, host = _place(services, name)
     if port is not None and not is_free(port, host):
         holder = listener(port)
         by = f" by {holder.name()} (pid {holder.pid})" if holder else ""

@@ -31,7 +31,7 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import foreground, server_settings, service_record, services
 from flows.__main__ import app
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
-from flows.processes import TOKEN, RecordedProcess, family, has_ended, is_free
+from flows.processes import TOKEN, RecordedProcess, end, family, has_ended, is_free
 from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
 
@@ -453,7 +453,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]
     for name in ("_mlflow_command", "_prefect_command", "_worker_command"):
         monkeypatch.setattr(services, name, lambda *_: waits)
-    for name in ("answers_at", "draws_runs_at", "worker_is_online"):
+    for name in ("answers_at", "draws_runs_at", "worker_is_online", "listens"):
         monkeypatch.setattr(services, name, lambda *_: True)
     monkeypatch.setattr(service_record, "answers_at", lambda url: True)
     for name in ("crash_lost_runs", "ensure_work_pool", "ensure_automation", "watching"):
@@ -548,6 +548,34 @@ def test_what_a_killed_server_left_listening_is_ended(
     finally:
         child.kill()
         child.communicate()
+
+
+@pytest.mark.parametrize("name", ["mlflow", "prefect", "worker"])
+@pytest.mark.parametrize("who", ["another", "itself", "a child", "nobody"])
+def test_what_answers_in_place_of_our_server_is_not_taken_for_it(who: str, name: str, tmp_path: Path) -> None:
+    """Two `dejavu up` at once find the same ports free: the second's server ends after the first's has answered."""
+    port = free_port()
+    listens, sleeps = [sys.executable, "-c", LISTENS, str(port)], [sys.executable, "-c", "import time; time.sleep(2)"]
+    nested = f"import subprocess; subprocess.run({listens})"
+    words = {"itself": listens, "a child": [sys.executable, "-c", nested]}.get(who, sleeps)
+    other = subprocess.Popen(listens, stdout=subprocess.PIPE) if who == "another" else None
+    if other is not None:
+        assert other.stdout is not None and other.stdout.readline()
+    kept = service_record.Services(str(tmp_path), "t", port, port)
+    kept = services._launch(kept, dict(os.environ), name, words)
+    log = tmp_path / ".dejavu" / "logs" / f"{name}.log"
+    try:
+        if who == "another" and name != "worker":
+            with pytest.raises(DejavuError, match=f"port {port} was taken by .* while .* was starting"):
+                services._wait_for(kept, name, lambda: True)
+        else:
+            services._wait_for(kept, name, lambda: who in ("another", "nobody") or bool(log.read_text()))
+            assert kept.processes[0].find() is not None
+    finally:
+        end(family(kept.processes))
+        if other is not None:
+            other.kill()
+            other.communicate()
 
 
 @pytest.mark.parametrize("runs", [set(), {"a"}])
