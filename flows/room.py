@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import stat
 import tempfile
@@ -21,6 +22,7 @@ SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 2**20  # locks of Dask's w
 SHARED_REMEDY = f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
 LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: databases, trials, checkpoints, a page
 PRIVATE_UMASK = 0o077  # of whatever writes here
+FOLDERS = ("logs", "prefect", "runs", "watch")  # of .dejavu, in which servers and runs make files
 STATE = (".dejavu", "profiles_db", "mlartifacts", "mlflow.db")  # what is kept in a project's folder
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -45,8 +47,8 @@ def check_room(project: Path) -> None:
     """Check that a run can write into the folder, before it starts servers there; keep what is there private.
 
     Raises:
-        InputError: it cannot be written, no database can be in it, or it or the machine's shared memory has less free
-            than any run needs.
+        InputError: it cannot be written, a file is where one of its folders belongs, no database can be in it, or it
+            or the machine's shared memory has less free than any run needs.
     """
     state = project.resolve() / ".dejavu"
     if "?" in str(state):
@@ -60,6 +62,9 @@ def check_room(project: Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"{state} cannot be written: {error.strerror}; wanted a project folder that can") from error
+    for path in (state / name for name in FOLDERS):
+        if os.path.lexists(path) and not path.is_dir():
+            raise InputError(f"{path} is {_kind(path)}; wanted a folder, or nothing, which is made one")
     keep_private(project)
     free_bytes = shutil.disk_usage(state).free
     if free_bytes < LEAST_FREE_BYTES:
@@ -72,6 +77,10 @@ def check_room(project: Path) -> None:
             f"{SHARED_MEMORY} has {format_bytes(shared_bytes)} free; wanted {format_bytes(LEAST_SHARED_BYTES)} or "
             f"more: {SHARED_REMEDY}"
         )
+
+
+def _kind(path: Path) -> str:
+    return "a file" if path.exists() else f"a link to {path.readlink()}, which is not there"
 
 
 def check_room_for_checkpoints(workload: Workload, graph: Graph, project: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +25,11 @@ from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.workload import OptimizerSettings, Workload
+from flows import services
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
 from flows.processes import RUN
-from flows.room import check_room, check_room_for_checkpoints
+from flows.room import FOLDERS, check_room, check_room_for_checkpoints
 from tests.conftest import TINY
 from tests.launching import job_of
 from tests.waiting import PATIENCE_SECONDS
@@ -81,6 +83,24 @@ def test_a_folder_in_which_no_database_can_be_is_said(name: str, tmp_path: Path)
         assert not list(project.iterdir())
     else:
         check_room(project)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_file_in_the_place_of_a_kept_folder_is_said_before_anything_starts(
+    name: str, is_link: bool, tmp_path: Path
+) -> None:
+    """A link to a folder is one, as of runs on a larger disk."""
+    (tmp_path / "cluster.yaml").write_bytes((ROOT / "cluster.yaml").read_bytes())
+    (tmp_path / "prefect.yaml").write_bytes((ROOT / "prefect.yaml").read_bytes())
+    (tmp_path / ".dejavu").mkdir()
+    place = tmp_path / ".dejavu" / name
+    place.symlink_to(tmp_path / "elsewhere") if is_link else place.touch()
+    for begin in (check_room, partial(services.up, say=pytest.fail)):
+        with pytest.raises(InputError, match=rf"{name} is a .*; wanted a folder"):
+            begin(tmp_path)
+    (tmp_path / "elsewhere").mkdir() if is_link else place.unlink()
+    check_room(tmp_path)
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_refused(small_disk: tuple[Path, Remount]) -> None:
