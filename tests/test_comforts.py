@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -255,6 +256,28 @@ def test_a_training_that_no_command_holds_may_run(later: float, steps: int, tmp_
     assert ("no training runs in this folder" in said) == ("ended before its last step" in said) == (not may_run)
     (folder / "result.json").write_text("{}")
     assert status_lines(status_of(tmp_path), now)[0] == "no training runs in this folder"
+
+
+@pytest.mark.parametrize("ends", [None, KeyboardInterrupt, SystemExit, RuntimeError])
+@pytest.mark.parametrize("steps", [1, 25])
+def test_a_training_whose_command_has_ended_is_not_said_to_run(
+    steps: int, ends: type[BaseException] | None, tmp_path: Path
+) -> None:
+    """Cancelled seconds ago it was said to run if `dejavu launch` started it; which may go on with it later."""
+    folder = prepared(tmp_path, steps)
+    with suppress(KeyboardInterrupt, SystemExit, RuntimeError), alone_in(tmp_path, "gpt on desk"):
+        record_training(tmp_path, folder)
+        if ends is not None:
+            raise ends
+    said = status_lines(status_of(tmp_path))
+    assert said[0] == "no training runs in this folder"
+    assert "ended before its last step" in said[1] and "dejavu run --resume " in said[1]
+    with alone_in(tmp_path, "dejavu backup", is_upkeep=True):
+        pass
+    assert status_lines(status_of(tmp_path)) == said
+    later = (folder / "stopped").stat().st_mtime + 1
+    os.utime(folder / "progress.jsonl", (later, later))  # by ranks of `dejavu launch`
+    assert "it runs if `dejavu launch` started it" in status_lines(status_of(tmp_path))[1]
 
 
 def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:

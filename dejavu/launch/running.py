@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.launch.training_lock import Holder, holder_in
+from dejavu.launch.training_lock import STOPPED, Holder, holder_in
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.timing.pace import WINDOW_STEPS
@@ -32,6 +32,7 @@ class Training:
         checkpoint: how many steps its last complete checkpoint has; None: there is none.
         last_seconds: when it was last heard of, since the epoch.
         ended: whether it wrote its result.
+        stopped: whether it was last heard of by a command that trained it and has ended, as where it was cancelled.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class Training:
     checkpoint: int | None
     last_seconds: float
     ended: bool
+    stopped: bool
 
     @property
     def of(self) -> int:
@@ -124,6 +126,8 @@ def training_in(folder: Path) -> Training | None:
     last = rows[-1] if rows else None
     checkpoints = complete_checkpoints(folder / job.checkpoints.name)
     files = [path for path in (folder / "job.json", progress) if path.exists()]
+    last_seconds = max((path.stat().st_mtime for path in files), default=time.time())
+    stopped = folder / STOPPED
     return Training(
         folder=folder,
         job=job,
@@ -131,8 +135,9 @@ def training_in(folder: Path) -> Training | None:
         loss=last["loss"] if last is not None else None,
         step_seconds=median(times) if (times := [row["seconds"] for row in rows if row.get("seconds")]) else None,
         checkpoint=_step_of(checkpoints[-1]) if checkpoints else None,
-        last_seconds=max((path.stat().st_mtime for path in files), default=time.time()),
+        last_seconds=last_seconds,
         ended=(folder / job.result_path.name).is_file(),
+        stopped=stopped.exists() and stopped.stat().st_mtime >= last_seconds,
     )
 
 

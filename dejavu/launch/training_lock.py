@@ -24,6 +24,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.processes.start import boot_id, start_seconds, started_at
 
 LOCK, HOLDER = "training.lock", "training.json"
+STOPPED = "stopped"  # in a training's folder, as old as the end of the command that trained it
 MEASURES = "measures or trains"
 POLL_SECONDS = 0.5
 
@@ -142,8 +143,12 @@ def alone_in(
         yield
     finally:
         if lock.lock_counter == 1:
+            holder = holder_in(project)
             with suppress(OSError):
                 (folder / HOLDER).unlink()
+            if holder is not None and holder.training:  # its ranks have ended, whichever way it does
+                with suppress(OSError):
+                    (Path(holder.training) / STOPPED).touch()
         lock.release()
 
 

@@ -37,7 +37,8 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
     if found is None:
         return [*lines, "there has been none; `dejavu run` starts one"]
     resumes = f"`dejavu run --resume {_relative(found.folder)}` continues it"
-    if holder is None and not found.ended and found.loss is not None and not _is_silent(found, now):
+    has_ended = found.ended or found.stopped
+    if holder is None and not has_ended and found.loss is not None and not _is_silent(found, now):
         # Ranks that `dejavu launch` or a torchrun line has started hold no folder.
         since = in_words(max(now - found.last_seconds, 0.0))
         last = f"the last, {found.job.workload.model}, was heard of {since} ago: it runs if `dejavu launch` started it"
