@@ -126,14 +126,20 @@ def draws(few: Iterable[int], others: Iterable[int], name: str = "seeds") -> pyt
 def some(values: Iterable[Any], often: Iterable[Any]) -> list[Any]:
     """Values of a parameter: some in every run of the tests, the others in `make slow`."""
     kept = list(often)
-    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in values]
+    return [one if one in kept else _slow(one) for one in values]
 
 
 def spread(values: Iterable[Any], often: int) -> list[Any]:
     """Values of a parameter: so many of them, evenly spread, in every run of the tests, the others in `make slow`."""
     all_of = list(values)
     kept = {k * len(all_of) // often for k in range(often)}
-    return [one if k in kept else pytest.param(one, marks=pytest.mark.slow) for k, one in enumerate(all_of)]
+    return [one if k in kept else _slow(one) for k, one in enumerate(all_of)]
+
+
+def _slow(value: Any) -> Any:
+    """A value of a parameter, perhaps one with an id, as a case of `make slow`."""
+    known = value if isinstance(value, type(pytest.param())) else pytest.param(value)
+    return pytest.param(*known.values, marks=(*known.marks, pytest.mark.slow), id=known.id)
 
 
 def asked(session: pytest.Session, *names: str) -> set[Any]:

@@ -102,7 +102,7 @@ def test_a_saved_state_goes_on_wherever_it_is_kept_then(
     assert is_same(gather_state(resumed, second), gather_state(whole, unbroken))
 
 
-@pytest.mark.parametrize("settings", spread(CASES, 4))
+@pytest.mark.parametrize("settings", spread(CASES, 3))
 def test_all_state_is_in_files_but_for_what_torch_counts(settings: OptimizerSettings, tmp_path: Path) -> None:
     files, module = StateFiles(tmp_path), module_of(settings)
     optimizer = make_optimizer(settings, module.parameters(), files=files)
