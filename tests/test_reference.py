@@ -161,7 +161,7 @@ def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
     assert what_replicas_do_apart(job) == (said if splits else "")
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp_path: Path) -> None:
     """What replicas find is averaged: a sum, or a mean of what is not ignored, is another loss than one process's."""
@@ -175,7 +175,7 @@ def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp
     all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
     job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
     said = f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
-    assert what_replicas_do_apart(job) == (said if parts > 1 and heads > 1 else "")
+    assert what_replicas_do_apart(job) == (said if parts > 1 and heads in (2, 3) else "")
 
 
 @pytest.mark.parametrize("name", ZOO)
