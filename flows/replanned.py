@@ -34,7 +34,7 @@ def replanned(
             found.choice, workload, before, change, run, is_running=status_of(here.project).is_training
         )
         here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
-        if decision.decided == Decided.KEPT and before is not None and decision.old_step_seconds is not None:
+        if decision.decided != Decided.PLANNED and before is not None and decision.old_step_seconds is not None:
             notes.keep(now, before.plan, decision.old_step_seconds, run)
         notes.decided(decision)
         return decision

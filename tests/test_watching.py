@@ -10,9 +10,11 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +22,14 @@ import pytest
 from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
 from dejavu.cluster.records import HostMemory, Nvme
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.planning import PlanRequest
 from dejavu.plans import Infeasible, NoPlanError, Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
 from flows import replan as looking
+from flows import replanned as replanning
 from flows.recorded.decisions import decisions_table
+from tasks import deciding
 from tasks.deciding import without_plan
 
 ROOT = Path(__file__).parents[1]
@@ -472,6 +477,50 @@ def test_a_cluster_without_a_plan_is_announced_once(seed: int, tmp_path: Path, m
             others.decided(replace(planned, new_fingerprint=now.fingerprint))  # of another question
             decided += 1 + bool(looking._to_announce)
     assert decisions_table(tmp_path, 100).row_count == decided
+
+
+@pytest.mark.parametrize("action", ["notify", "plan", "migrate"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_plan_that_is_there_stays_while_it_runs_and_no_other_takes_its_place(
+    action: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new plan that was only said was the one that is there at the next change: `notify` did what `plan` does."""
+    workload = Workload.model_validate({"replan": {"action": action, "margin": 0.21}})
+    notes = Notes(tmp_path / ".dejavu", workload, "cluster.yaml", "")
+    (stage,) = A_PLAN["stages"]
+
+    def seconds(plan: Plan) -> float:
+        return 1 / len(plan.stages)
+
+    def planned(request: PlanRequest, *_: object, **__: object) -> SimpleNamespace:
+        """The best plan has all devices; the note of it is kept, as of every plan."""
+        stages = [stage | {"start": k, "stop": k + 1} for k in range(request.cluster.num_devices)]
+        plan = Plan.from_dict(A_PLAN | {"stages": stages})
+        notes.keep(request.cluster, plan, seconds(plan), "r")
+
+        def candidate(other: Plan) -> SimpleNamespace:
+            return SimpleNamespace(step_seconds=seconds(other), fits=True)
+
+        choice = SimpleNamespace(request=request, step_seconds=seconds(plan), candidate=candidate)
+        return SimpleNamespace(choice=choice)
+
+    run = SimpleNamespace(tags=lambda tags: None)
+    here = SimpleNamespace(database=tmp_path, project=tmp_path, run=run)
+    monkeypatch.setattr(replanning, "session", lambda *_, **__: nullcontext(here))
+    monkeypatch.setattr(replanning, "planned", planned)
+    monkeypatch.setattr(replanning, "decide_on", deciding.decide_on.fn)
+    monkeypatch.setattr(deciding, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(deciding, "create_markdown_artifact", lambda *_, **__: None)
+    there = 0  # devices of the plan that is there
+    for count in random.Random(seed).choices(range(1, 9), k=12):
+        now = cluster_of(tmp_path, TWO.replace("[one, two]", "[one]").replace("count: 4", f"count: {count}"))
+        decision = replanning.replanned(workload, "cluster.yaml", now, notes, "", 1.0, "x")
+        assert (decision.old_step_seconds is not None) == (0 < there <= count)
+        if not 0 < there <= count or (action != "notify" and 1 - there / count > 0.21):
+            there = count
+        assert notes.planned is not None
+        assert (len(notes.planned.plan.stages), notes.planned.cluster) == (there, now)
+        assert notes.planned.step_seconds == pytest.approx(1 / there)
 
 
 def test_a_question_is_the_same_however_its_cluster_file_is_written(

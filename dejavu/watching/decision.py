@@ -11,9 +11,9 @@ from dejavu.foundation.units import format_seconds, told_apart
 class Decided(StrEnum):
     """What comes of a look at a changed cluster."""
 
-    PLANNED = "planned"  # the new plan is the one to train from now on
+    PLANNED = "planned"  # the new plan takes the place of the one that is there
     KEPT = "kept"  # the plan that is there stays: a new one gains less than the margin
-    NOTIFIED = "notified"  # the new plan is only said
+    NOTIFIED = "notified"  # the new plan is only said; the one that is there stays while it can run
     NONE = "no plan"  # none was found for the changed cluster
 
 
@@ -80,7 +80,7 @@ def decide(
         return Decided.NOTIFIED, f"{compared}; `replan: {{action: notify}}` changes nothing by itself"
     if action == "migrate" and is_running:
         return Decided.PLANNED, f"{compared}; a training that runs follows the devices that it sees by itself"
-    return Decided.PLANNED, f"{compared}; trainings from now on use it"
+    return Decided.PLANNED, f"{compared}; later changes are compared with it"
 
 
 def _percent(share: float, digits: int = 3) -> str:

@@ -95,7 +95,8 @@ class ReplanSettings(Record):
     """What happens when the cluster changes while the training runs.
 
     Attributes:
-        action: `notify`: it is said; `plan`: a new plan is made and said; `migrate`: the training goes on under it.
+        action: `notify`: a new plan is only said; `plan`: later changes are compared with it; `migrate`: the same, and
+            the training goes on under one.
         margin: a plan that would be faster by a smaller share than this is not worth a change; `3%` or 0.03.
         snapshot_every: with `migrate`, so many steps between two snapshots of the training's state in its hosts'
             memory. 0: none, and a change goes back to the last checkpoint.
