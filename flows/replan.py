@@ -19,6 +19,7 @@ from prefect.events.worker import EventsWorker
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.gc_frozen import gc_frozen
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.workload.settings import Workload
@@ -72,7 +73,18 @@ def replan(
     project, log = Path.cwd(), get_run_logger()
     notes = Notes(project / ".dejavu", workload, cluster, dask)
     look = partial(look_at_cluster, project / cluster, dask, notes if links else None)
-    before, now = notes.planned, look()
+    before = notes.planned
+    try:
+        now = look()
+    except InputError as error:  # a file that is being edited, or no host has a worker: said once, not at every look
+        last = notes.last
+        if last is None or last.why != str(error):
+            with gc_frozen():
+                from tasks.deciding import without_cluster
+            notes.decided(without_cluster(workload, before, str(flow_run.id), error))
+        elif not reason:
+            return Completed(message=f"{last.change} ({last.at}): {last.why}", data=None)
+        raise
     changes = differences(before.cluster, now) if before else ("there is no plan yet",)
     if not changes:
         return Completed(message="nothing changed since the last plan", data=None)

@@ -43,8 +43,13 @@ def without_plan(
     return _decision(workload, cluster, before, change, run, Decided.NONE, str(why))
 
 
+def without_cluster(workload: Workload, before: Planned | None, run: str, why: InputError) -> Decision:
+    """Return the decision that there is no cluster to plan for, so that looks fail for this reason once."""
+    return _decision(workload, None, before, "there is no cluster to plan for", run, Decided.NONE, str(why))
+
+
 def _decision(
-    workload: Workload, cluster: Cluster, before: Planned | None, change: str, run: str, decided: str, why: str
+    workload: Workload, cluster: Cluster | None, before: Planned | None, change: str, run: str, decided: str, why: str
 ) -> Decision:
     """Return a decision without the steps of plans."""
     return Decision(
@@ -52,7 +57,7 @@ def _decision(
         model=workload.model,
         change=change,
         old_fingerprint=before.cluster.fingerprint if before else "",
-        new_fingerprint=cluster.fingerprint,
+        new_fingerprint=cluster.fingerprint if cluster else "",
         old_step_seconds=None,
         new_step_seconds=None,
         margin=workload.replan.margin,

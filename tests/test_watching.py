@@ -31,6 +31,7 @@ from flows import replanned as replanning
 from flows.recorded.decisions import decisions_table
 from tasks import deciding
 from tasks.deciding import without_plan
+from tasks.watching import look_at_cluster
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.yaml"))
@@ -521,6 +522,49 @@ def test_the_plan_that_is_there_stays_while_it_runs_and_no_other_takes_its_place
         assert notes.planned is not None
         assert (len(notes.planned.plan.stages), notes.planned.cluster) == (there, now)
         assert notes.planned.step_seconds == pytest.approx(1 / there)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cluster_file_with_a_mistake_fails_one_look(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look failed, once a minute, until the file was mended; `dejavu replans` had nothing of it."""
+    file = tmp_path / "cluster.yaml"
+    right = [TWO, TWO.replace("count: 4", "count: 2")]
+    wrong = ["nodes: [oops", TWO.replace("V100", "V1OO"), TWO.replace("10 Gbit/s", "fast"), ""]
+    notes = Notes(tmp_path / ".dejavu", Workload(), "cluster.yaml", "")
+    planned = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "", None, 0.5, 0.03, "planned", "y", "r")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.look_at_cluster", look_at_cluster.fn)
+    said: list[str] = []
+    for text in random.Random(seed).choices([*right, *wrong], k=12):
+        file.write_text(text)
+        for look in range(3):
+            looking._to_announce.clear()
+            if text in right:
+                assert looking.replan.fn().message
+                if looking._to_announce:
+                    notes.keep(load_cluster(file), Plan.from_dict(A_PLAN), 0.5, "r")
+                    notes.decided(planned)
+                    said.append(planned.why)
+                continue
+            with pytest.raises(InputError) as found:
+                load_cluster(file)
+            if said[-1:] != [str(found.value)]:
+                assert look == 0
+                with pytest.raises(InputError, match=re.escape(str(found.value))):
+                    looking.replan.fn()
+                said.append(str(found.value))
+            else:
+                assert str(found.value) in looking.replan.fn().message
+                with pytest.raises(InputError):  # an event asks, and is answered
+                    looking.replan.fn(reason="an event")
+            assert not looking._to_announce
+    assert [one.why for one in Notes.decisions(tmp_path / ".dejavu")] == said
+    assert {one.decided for one in Notes.decisions(tmp_path / ".dejavu")} == {"planned", "no plan"}
 
 
 def test_a_question_is_the_same_however_its_cluster_file_is_written(

@@ -14,7 +14,7 @@ class Decided(StrEnum):
     PLANNED = "planned"  # the new plan takes the place of the one that is there
     KEPT = "kept"  # the plan that is there stays: a new one gains less than the margin
     NOTIFIED = "notified"  # the new plan is only said; the one that is there stays while it can run
-    NONE = "no plan"  # none was found for the changed cluster
+    NONE = "no plan"  # none was found for the changed cluster, or there is none to plan for
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Decision:
         at: when, ISO 8601 in UTC.
         model: of the workload.
         change: what differs from the cluster of the plan that is there.
-        old_fingerprint, new_fingerprint: of the two clusters; old is empty where no plan was there.
+        old_fingerprint, new_fingerprint: of the two clusters; old is empty where no plan was there, and
+            new where there is no cluster: its file is wrong, or none of its hosts is there.
         old_step_seconds: predicted for the plan that is there on the changed cluster; None: it cannot run there.
         new_step_seconds: predicted for the new plan; None: there is none.
         margin: the least gain that is worth a change.

@@ -124,11 +124,21 @@ class Notes:
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps({"question": self.key, **asdict(decision)}).encode() + b"\n")
 
-    def without_plan(self, cluster: Cluster) -> Decision | None:
-        """Return the last decision about this question, if it is that there is no plan for this cluster."""
+    @property
+    def last(self) -> Decision | None:
+        """The last decision about this question; None: there was none yet.
+
+        Raises:
+            DejavuError: a line of the file is damaged.
+        """
         last = None
         for question, decision in _decisions(self._folder):
             last = decision if question == self.key else last
+        return last
+
+    def without_plan(self, cluster: Cluster) -> Decision | None:
+        """Return the last decision about this question, if it is that there is no plan for this cluster."""
+        last = self.last
         found = last is not None and last.decided == Decided.NONE and last.new_fingerprint == cluster.fingerprint
         return last if found else None
 
