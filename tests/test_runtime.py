@@ -35,6 +35,7 @@ from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, read_checkpoint, read_trial
+from dejavu.runtime.worker import _diverged
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import layers_of
 from tasks.training import read_job
@@ -325,6 +326,25 @@ def test_an_earlier_training_is_looked_at_before_anything_starts(tiny: Workload,
         assert found.is_complete
         assert "is complete: 3 steps are trained, the last at loss 7.5000" in str(found)
         assert "num_steps above 3" in str(found)
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 1e-5}, {"clip_norm": 1.0}], ids=str)
+def test_what_a_diverged_training_advises_is_said_of_where_it_can_be_done(
+    change: dict[str, float], tiny: Workload, tmp_path: Path
+) -> None:
+    """It was said beside the last checkpoint, from which no training goes on with another learning rate."""
+    job = job_of(tiny, tmp_path / "run", (2,))
+    job.write()
+    said = str(_diverged(job, "the loss of step 3 is nan", updates=2))
+    (field,) = change
+    assert field.replace("learning_rate", "the learning rate") in said
+    other = tiny.model_copy(update={"optimizer": tiny.optimizer.model_copy(update=change)})
+    try:
+        earlier_training(tmp_path / "run", other)
+    except InputError:
+        assert "in a new training" in said
+    else:
+        assert "in a new training" not in said
 
 
 def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Workload, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def _diverged(job: TrainingJob, what: str, *, updates: int) -> DivergedError:
     """
     complete = complete_checkpoints(job.checkpoints)
     kept = f"the last good checkpoint is {complete[-1]}; " if complete else ""  # who reports it says that there is none
-    learned = "lower the learning rate, or set clip_norm"
+    learned = "lower the learning rate, or set clip_norm, in a new training: one that is resumed keeps both"
     unlearned = "no weight had been changed by then: look at the examples of that step, and at the initial weights"
     return DivergedError(f"{what}, wanted a finite number; {kept}{learned if updates else unlearned}")
 

@@ -63,7 +63,8 @@ class LossScale:
             if scale <= LEAST_SCALE:
                 raise ScaleError(
                     f"gradients of step {step + 1} are not finite, at a loss scale of {scale:g}; wanted finite ones: "
-                    "lower the learning rate, or set mixed_precision: bfloat16"
+                    "lower the learning rate, or set mixed_precision: bfloat16, in a new training: "
+                    "one that is resumed keeps both"
                 )
             self._set(scale / 2, 0)
             return False
