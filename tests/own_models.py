@@ -908,3 +908,48 @@ def sometimes() -> nn.Sequential:
         *(nn.Sequential(Sometimes(least), nn.LayerNorm(16)) for least in (1.6, 2.3, 9.0)),
         nn.Linear(16, 10),
     )
+
+
+class Typed(nn.Module):
+    """A table or a weight that says its own type, and a map that takes what comes in the type of its weights."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scores, table = nn.Linear(16, 16), torch.arange(16, dtype=dtype) / 16
+        if kind == "weight":
+            self.table = nn.Parameter(table)
+        elif kind == "buffer":
+            self.register_buffer("table", table)
+        else:
+            self.table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x.to(self.scores.weight.dtype)) * self.table  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which holds its weights in a list, too; it reads one of them under a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(4, 4, batch_first=True)
+        self.gain = self.cells.bias_hh_l0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.cells(x.unflatten(1, (4, 4)))[0] * self.gain[:4]).flatten(1)  # type: ignore[no-any-return]
+
+
+OWN_TYPES: dict[str, Callable[[], nn.Module]] = {
+    "a float32 weight": lambda: Typed("weight", torch.float32),
+    "a float32 buffer": lambda: Typed("buffer", torch.float32),
+    "a float64 buffer": lambda: Typed("buffer", torch.float64),
+    "a float16 buffer": lambda: Typed("buffer", torch.float16),
+    "an attribute": lambda: Typed("attribute", torch.float32),
+    "a recurrent layer": Recurrent,
+}
+
+
+def of_own_types(kind: str) -> nn.Sequential:
+    """Four layers, of which the middle ones are of a kind."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+    return nn.Sequential(first, OWN_TYPES[kind](), Typed("buffer", torch.float32), Typed("weight", torch.float32))

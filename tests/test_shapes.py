@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import DTYPES
+from dejavu.init import Draw
 from dejavu.runtime import shapes
+from dejavu.runtime.training import build_layers
 from dejavu.workload import TrialSettings, Workload
+from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of
+from tests import own_models
 from tests.test_models import ZOO
 
 
@@ -27,6 +33,21 @@ def test_layers_that_compute_the_same_are_run_once(name: str, monkeypatch: pytes
         return [(cut.shape, cut.dtype, cut.requires_grad, cut.device.type) for cut in cuts]
 
     assert forms(found) == forms(one_by_one)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", own_models.OWN_TYPES)
+def test_what_crosses_and_weighs_is_what_layers_have_in_a_training(kind: str, dtype: str) -> None:
+    """Also of weights and buffers that say their type, and of tensors that are neither and keep it."""
+    model = {"model": "tests.own_models:of_own_types", "model_options": {"kind": kind}, "data": "digits"}
+    workload = Workload(**model, dtype=dtype, batch_size=8, num_microbatches=2, trials=TrialSettings(count=0))
+    x = dataset_of(workload).batch(0, 4, seed=0)[0].to(DTYPES[dtype])
+    cuts, layers = shapes.boundaries(workload), capture(workload).layers
+    for k, layer in enumerate(build_layers(workload, Draw(), torch.device("cpu"))):
+        x = layer(x)
+        assert (cuts[k + 1].shape, cuts[k + 1].dtype, cuts[k + 1].requires_grad) == (x.shape, x.dtype, True)
+        assert layers[k].output_bytes == x.nbytes
+        assert layers[k].parameter_bytes == sum(one.nbytes for one in layer.parameters())
 
 
 def test_few_of_many_layers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

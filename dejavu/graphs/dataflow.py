@@ -20,7 +20,7 @@ from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.attention import _FusedKernels
-from dejavu.graphs.graph import Operator
+from dejavu.graphs.graph import Operator, to_dtype_of_fake
 from dejavu.graphs.kernels import without_family
 from dejavu.graphs.layer_trace import CaptureError, _Recorder, bytes_of
 
@@ -94,19 +94,16 @@ def trace_dataflow(
     Raises:
         CaptureError: it cannot be traced, or computes nothing.
     """
-    before = torch.get_default_dtype()
     with fake_tensors():
-        torch.set_default_dtype(dtype)
         try:
             module = build()
+            to_dtype_of_fake(module, dtype)
             arguments = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in inputs]
             recorder = _trace(module, arguments, trains, kind)
         except CaptureError:
             raise
         except OWN_CODE as error:
             raise CaptureError(f"the module cannot be traced on {[tuple(x.shape) for x in inputs]}: {error}") from error
-        finally:
-            torch.set_default_dtype(before)
         if not recorder.operators:
             raise CaptureError("the module computes nothing; wanted one operator or more")
         return recorder.dataflow(str(dtype).removeprefix("torch."))

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE, DejavuError
 from dejavu.graphs.autocast import computing_in
-from dejavu.graphs.graph import Layer, Operator, content_hash
+from dejavu.graphs.graph import Layer, Operator, content_hash, to_dtype_of_fake
 from dejavu.graphs.kernels import GROUPED
 from dejavu.graphs.liveness import footprint
 from dejavu.workload.models import LayerBuilder
@@ -123,12 +123,7 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
         CaptureError: it makes some in float64 or complex, whatever the dtype, or has a state that is no tensor's, or
             norms that talk to all ranks, or embeddings with sparse gradients or a max_norm.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
-    try:
-        module = builder.build()
-    finally:
-        torch.set_default_dtype(before)
+    module = builder.build()
     for name, one in module.named_parameters():
         if one.dtype is torch.float64 or one.is_complex():
             raise CaptureError(
@@ -140,6 +135,7 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
         if misfit := _misfit(part):
             where = f" its {name!r} ({type(part).__name__})" if name else f" {type(part).__name__}"
             raise CaptureError(f"layer {builder.name!r}:{where} {misfit}")
+    to_dtype_of_fake(module, dtype)
     return computing_in(module, computes_in)
 
 

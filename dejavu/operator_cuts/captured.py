@@ -15,7 +15,7 @@ from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.graphs.attention import AttendsOnGPU
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import CaptureError, Form, capture, plain_arguments, without_gradients
-from dejavu.graphs.graph import DTYPES, Graph, Layer, Operator
+from dejavu.graphs.graph import DTYPES, Graph, Layer, Operator, to_dtype_of_fake
 from dejavu.graphs.kernels import kernel_of
 from dejavu.operator_cuts.dataflow import LayerFlow, Loss, trace_flow
 from dejavu.operator_cuts.problem import OperatorArrays
@@ -137,10 +137,6 @@ def _loss(loss: object, target: torch.Tensor, output: torch.Tensor) -> torch.Ten
 
 
 def _module(builder: LayerBuilder, workload: Workload, graph: Graph, dtype: torch.dtype) -> torch.nn.Module:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
-    try:
-        build = builder.build if graph.kind == "cpu" else partial(AttendsOnGPU, builder.build)
-        return computing_in(build(), workload.autocast)
-    finally:
-        torch.set_default_dtype(before)
+    module = builder.build() if graph.kind == "cpu" else AttendsOnGPU(builder.build)
+    to_dtype_of_fake(module, dtype)
+    return computing_in(module, workload.autocast)

@@ -10,7 +10,7 @@ import torch
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.capture import Form, work_of
-from dejavu.graphs.graph import DTYPES
+from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
@@ -34,7 +34,6 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
     workload = Workload.model_validate_json(text)
     shape, dtype, size = dataset_of(workload).shape, DTYPES[workload.dtype], workload.microbatch_size
     found = []
-    before = torch.get_default_dtype()
     with fake_tensors(allow_non_fake_inputs=True):
         x = torch.empty(size, *shape.input_shape, dtype=dtype if shape.input_dtype.is_floating_point else torch.int64)
         found.append(_meta(x))
@@ -46,11 +45,8 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
                 x = known[key].tensor()
                 found.append(_meta(x))
                 continue
-            torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
-            try:
-                module = builder.build()
-            finally:
-                torch.set_default_dtype(before)
+            module = builder.build()
+            to_dtype_of_fake(module, dtype)
             x = module(x)
             if x.dim() == 0 or x.shape[0] != size:
                 raise InputError(

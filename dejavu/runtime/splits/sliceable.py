@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.capture import Form, work_of
-from dejavu.graphs.graph import DTYPES
+from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
 from dejavu.plans import Plan
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.runtime.shapes import boundaries
@@ -101,22 +100,13 @@ def _not_causal(workload: Workload, *, drops_nothing: bool) -> tuple[str, ...]:
         if key is not None and key in known:
             continue
         known.add(key)
-        with fake_tensors(allow_non_fake_inputs=True), _weights_in(DTYPES[workload.dtype]), _Watched() as watched:
-            builder.build()(torch.zeros(meta.shape, dtype=meta.dtype))
+        with fake_tensors(allow_non_fake_inputs=True), _Watched() as watched:
+            module = builder.build()
+            to_dtype_of_fake(module, DTYPES[workload.dtype])
+            module(torch.zeros(meta.shape, dtype=meta.dtype))
         if not watched.is_causal or (drops_nothing and watched.drops):
             found.append(builder.name)
     return tuple(found)
-
-
-@contextmanager
-def _weights_in(dtype: torch.dtype) -> Iterator[None]:
-    """Build layers with weights of this type; under fake tensors they cannot be changed later."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def check_stages_of_slices(workload: Workload, plan: Plan) -> None:
