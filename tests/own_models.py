@@ -953,3 +953,22 @@ def of_own_types(kind: str) -> nn.Sequential:
     """Four layers, of which the middle ones are of a kind."""
     first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
     return nn.Sequential(first, OWN_TYPES[kind](), Typed("buffer", torch.float32), Typed("weight", torch.float32))
+
+
+class Conjugated(nn.Module):
+    """Takes pairs of numbers as complex ones, and gives them conjugated, or takes these and gives real ones."""
+
+    def __init__(self, *, back: bool = False) -> None:
+        super().__init__()
+        self.map, self.back = nn.Linear(16, 16), back
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.back:
+            return self.map(torch.view_as_real(x.conj().resolve_conj()).flatten(1))  # type: ignore[no-any-return]
+        return torch.view_as_complex(self.map(x).unflatten(1, (8, 2))).conj()
+
+
+def conjugated() -> nn.Sequential:
+    """Layers between which complex numbers go, conjugated, and whose gradients come back so."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+    return nn.Sequential(first, Conjugated(), Conjugated(back=True), nn.Linear(16, 10))

@@ -69,6 +69,7 @@ TWO = [one, one]
 
 SHARED = DIGITS.model_copy(update={"model": "tests.own_models:with_shared_weight", "model_options": {}})
 OF_SUMS = DIGITS.model_copy(update={"model": "tests.own_models:of_sums", "model_options": {}})
+COMPLEX = DIGITS.model_copy(update={"model": "tests.own_models:conjugated", "model_options": {}})
 AT_TIMES = DIGITS.model_copy(
     update={"model": "tests.own_models:used_at_times", "model_options": {"microbatches": DIGITS.num_microbatches}}
 )
@@ -373,6 +374,7 @@ CASES |= {
     "weights of every other step, 2 replicas": (AT_TIMES, "1f1b", (0, 3, 5), [one_device(2), one]),
     "master weights on host, ZeRO 1": (MASTERS, "1f1b", (0, 3, 8), [one_device(2, zero_level=1, offload=UPDATED), one]),
     "t5, cut inside its encoder and its decoder": (T5_GATED, "1f1b", (0, 2, 5, len(layers_of(T5_GATED))), [one] * 3),
+    "conjugated numbers cross": (COMPLEX, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),
 }
 

@@ -11,6 +11,7 @@ from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw
 from dejavu.runtime import shapes
+from dejavu.runtime.process.group import to_send
 from dejavu.runtime.training import build_layers
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.data import dataset_of
@@ -48,6 +49,27 @@ def test_what_crosses_and_weighs_is_what_layers_have_in_a_training(kind: str, dt
         assert (cuts[k + 1].shape, cuts[k + 1].dtype, cuts[k + 1].requires_grad) == (x.shape, x.dtype, True)
         assert layers[k].output_bytes == x.nbytes
         assert layers[k].parameter_bytes == sum(one.nbytes for one in layer.parameters())
+
+
+VIEWS = {
+    "as it is": lambda x: x,
+    "conjugated": torch.conj,
+    "its imaginary part": lambda x: x.conj().imag,
+    "negated": lambda x: torch._neg_view(x.real.contiguous()),
+    "one conjugated number": lambda x: x[:1, :1].conj().imag,
+    "transposed": lambda x: x.t(),
+    "conjugated rows": lambda x: x.conj()[1:3],
+    "expanded": lambda x: x[:1].conj().expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_sent_are_the_numbers_themselves(view: str) -> None:
+    """Of views that torch conjugates or negates when they are read: messages are what lies in memory."""
+    found = VIEWS[view](torch.randn(4, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)))
+    sent = to_send(found)
+    assert torch.equal(sent, found) and sent.is_contiguous()
+    assert not sent.is_conj() and not sent.is_neg()
 
 
 def test_few_of_many_layers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,11 @@ def join_group(device: torch.device, **options: Any) -> None:
 
 
 def to_send(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as it is sent: in the host's memory where ranks share GPUs."""
-    whole = tensor.contiguous()
+    """Return a contiguous tensor as it is sent: in the host's memory where ranks share GPUs.
+
+    Of a view that conjugates or negates what is there, as torch makes them, the numbers themselves.
+    """
+    whole = tensor.resolve_conj().resolve_neg().contiguous()
     return whole.cpu() if shares_gpus() else whole
 
 
