@@ -78,6 +78,27 @@ def used_at_times(microbatches: int) -> nn.Sequential:
     )
 
 
+class EveryThirdStep(nn.Module):
+    """One of its matrices is used in every third step, which it counts in a buffer: a checkpoint has that."""
+
+    def __init__(self, width: int, microbatches: int) -> None:
+        super().__init__()
+        self.always, self.at_times = nn.Linear(width, width), nn.Linear(width, width)
+        self.microbatches = microbatches
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_used = isinstance(x, FakeTensor) or int(self.passes) // self.microbatches % 3 == 0
+        self.passes += self.training
+        found: torch.Tensor = self.always(x)
+        return found + self.at_times(x) if is_used else found
+
+
+def used_every_third_step(microbatches: int) -> nn.Sequential:
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+    return nn.Sequential(first, *(EveryThirdStep(16, microbatches) for _ in range(2)), nn.Linear(16, 10))
+
+
 def weights_here_and_there() -> nn.Sequential:
     """Weights, buffers of a norm, and layers with nothing of their own."""
     return nn.Sequential(

@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from benchmarks.pipeline.plans import by_hand, one_device
+from benchmarks.pipeline.plans import job_of as by_hand_job
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.trainings.remember import MESSAGE, remember
 from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
@@ -36,7 +40,7 @@ from dejavu.runtime.process import PARENT
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, read_checkpoint, read_trial
 from dejavu.runtime.worker import _diverged
-from dejavu.workload import TrialSettings, Workload
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.models import layers_of
 from tasks.training import read_job
 from tests.conftest import TINY, local_binding
@@ -107,6 +111,44 @@ def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tm
     second = launch(job_of(tiny, folder, (1, 3), draw=draw, first_step=3, last_step=8))
     assert second.resumed_from_step == 6
     assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
+
+
+AT_TIMES = DIGITS.model_copy(
+    update={
+        "model": "tests.own_models:used_every_third_step",
+        "model_options": {"microbatches": DIGITS.num_microbatches},
+        "num_steps": 5,
+    }
+)
+
+
+@pytest.mark.parametrize("step", range(1, 5))
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"name": "sgd", "momentum": 0.9, "clip_norm": 0.5}])
+def test_what_is_unused_for_some_steps_goes_on_from_any_step(
+    settings: dict[str, Any], step: int, tmp_path: Path
+) -> None:
+    """A weight that had a gradient before moves on by its moments, and decays, in steps that make none of it."""
+    workload = AT_TIMES.model_copy(update={"optimizer": OptimizerSettings(learning_rate=1e-2, **settings)})
+    whole, part, rest = (tmp_path / name for name in ("whole", "part", "rest"))
+    unbroken = train_single(workload, Draw(), range(5), save_to=whole)
+    train_single(workload, Draw(), range(step), save_to=part)
+    assert train_single(workload, Draw(), range(step, 5), start_from=part, save_to=rest) == unbroken[step:]
+    expected, found = load_file(whole), load_file(rest)
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_is_unused_for_some_steps_goes_on_in_any_plan(tmp_path: Path) -> None:
+    """Replicas that sum gradients, and those that shard them and make them anew."""
+    unbroken, folder = train_single(AT_TIMES, Draw(), range(5), save_to=tmp_path / "whole"), str(tmp_path / "run")
+    ways = (one_device(2, zero_level=1), one_device(2), one_device(2, zero_level=3))
+    for way, last in zip(ways, (1, 2, 5), strict=True):
+        result = launch(
+            replace(by_hand_job(AT_TIMES, by_hand("1f1b", (0, 2, 4), [way, one_device()], 4), last), folder=folder)
+        )
+        assert result.losses == pytest.approx(unbroken[:last], abs=TOLERANCE)
+    saved, whole = read_checkpoint(Path(result.final_checkpoint), {"0", "1", "2", "3"}), load_file(tmp_path / "whole")
+    assert saved.keys() == whole.keys()
+    assert all(torch.allclose(saved[name], whole[name], atol=1e-5) for name in whole)
 
 
 @pytest.mark.slow

@@ -323,6 +323,7 @@ def train(
         optimizer.zero_grad(set_to_none=executor.frees_gradients)
         executor.loss_scale = 1.0 if scale is None else scale.scale
         loss = executor(step, inputs, targets.to(device))
+        _complete_gradients(optimizer)
         are_usable = scale is None or scale.unscale(step)
         if are_usable:
             on_gradients(step)
@@ -338,3 +339,14 @@ def train(
         reader.stepped()
         on_step(step, loss, step_seconds, once_seconds)
     return reader.waited
+
+
+def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Give zeros to a weight without a gradient that had one before, of which the optimizer has a state.
+
+    A training that goes on from a saved state knows of no gradients before it; undisturbed, it would have kept theirs,
+    set to zero.
+    """
+    for weight in (one for group in optimizer.param_groups for one in group["params"]):
+        if weight.grad is None and optimizer.state.get(weight):
+            weight.grad = torch.zeros_like(weight)
