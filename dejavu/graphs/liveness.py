@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,7 +74,8 @@ class Footprint:
 
     Attributes:
         input_bytes, output_bytes: the tensors that cross its two cuts; a gradient is as large as its tensor.
-        held_bytes: its own, from forward to backward.
+        held_bytes: its own, from forward to backward; also what an output that is a view, as the first of many
+            positions, keeps of its memory besides.
         holds_input, holds_output: whether it needs them from forward to backward as well.
         passes_input: its output is a view of its input's memory.
         forward, backward: its moments, at most one for each set of boundary tensors.
@@ -154,11 +155,14 @@ def _forward(
     passed = output.untyped_storage()._cdata == x.untyped_storage()._cdata
     watch.call(INPUT if passed else OUTPUT, output)
     sizes = {INPUT: _size(x), OUTPUT: _size(output), "passed": int(passed)}
+    besides = 0 if passed else _besides(output)
     watch.end = loss(output) if loss else _Behind.apply(output, watch)  # type: ignore[no-untyped-call]  # torch's has no types
     del x, output
     watch.note()
     forward = watch.moments()
     held = watch.now()
+    if OUTPUT not in held.alive:  # who has the output keeps it
+        held = replace(held, own_bytes=held.own_bytes + besides)
     watch.start_over()
     return held, forward, sizes
 
@@ -209,6 +213,7 @@ class _Watch(TorchDispatchMode):
         self._outside = {tensor.untyped_storage()._cdata for tensor in outside}
         self._alive: dict[int, int] = {}  # storage -> bytes
         self._names: dict[int, str] = {}  # storage -> which boundary tensor it is
+        self._besides: dict[int, int] = {}  # storage of such a tensor -> its bytes besides those of the tensor
         self._own_bytes = 0
         self._most: dict[frozenset[str], int] = {}
 
@@ -228,7 +233,8 @@ class _Watch(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if key in self._alive:
             if key not in self._names:
-                self._own_bytes -= self._alive[key]
+                self._besides[key] = _besides(tensor)
+                self._own_bytes -= self._alive[key] - self._besides[key]
             self._names[key] = name
 
     def note(self, inside_bytes: int = 0) -> None:
@@ -262,8 +268,7 @@ class _Watch(TorchDispatchMode):
 
     def _bury(self, key: int) -> None:
         size = self._alive.pop(key)
-        if self._names.pop(key, None) is None:
-            self._own_bytes -= size
+        self._own_bytes -= size if self._names.pop(key, None) is None else self._besides.pop(key)
 
 
 def _narrow_or_wide(kind: Kind) -> _Blocked:
@@ -315,6 +320,11 @@ def _rounded_bytes(tensor: torch.Tensor, most: int, *dimensions: int) -> int:
         block = min(most, 8) if channels <= 8 else most
         size = size // channels * -(-channels // block) * block
     return size
+
+
+def _besides(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's memory that are not the tensor's: of a view, what it leaves out."""
+    return max(0, tensor.untyped_storage().nbytes() - _size(tensor))
 
 
 def _size(tensor: torch.Tensor) -> int:
