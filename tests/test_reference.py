@@ -161,6 +161,31 @@ def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
     assert what_replicas_do_apart(job) == (said if splits else "")
 
 
+DRAWING: dict[str, tuple[str, dict[str, float], str]] = {  # a model, its options, and its first layer that draws
+    "modules": ("with_dropout", {}, "2"),
+    "a traced graph, and in attention": ("Decoder", {"dropout": 0.5}, "blocks_0"),
+    "a rate of zero": ("Decoder", {"dropout": 0.0}, ""),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kind", DRAWING)
+def test_dropout_of_a_part_of_a_microbatch_is_named(kind: str, parts: int, tmp_path: Path) -> None:
+    model, options, layer = DRAWING[kind]
+    data = {"data": "text", "sequence_length": 12} if model == "Decoder" else {"data": "digits"}
+    workload = Workload(
+        model=f"tests.own_models:{model}", model_options=options, **data,
+        batch_size=4, num_microbatches=1, num_steps=1, trials=TrialSettings(count=0),
+    )  # fmt: skip
+    job = job_of(workload, tmp_path, ())
+    (alone,) = job.binding.plan.stages
+    all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
+    said = what_replicas_do_apart(job)
+    drawn = f"Layer {layer!r} draws random numbers for each replica's own examples, as dropout does"
+    assert said == (drawn if layer and parts > 1 else "")
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 4])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp_path: Path) -> None:

@@ -69,10 +69,11 @@ class Executor(Protocol):
 class Layers(nn.Sequential):
     """A consecutive range of the model's layers, named as in the whole model.
 
-    What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch and the layer:
-    it is the same under every plan and after every restart. With `recompute` each layer keeps its input only, and runs
-    again before its backward pass (activation checkpointing). With `offload` weights are in the host's memory, or what
-    layers save waits there, but for the model's last layer, whose output the pipeline holds until its backward pass.
+    What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch, the layer, and
+    of several replicas the first example that is its own: it is the same under any cuts and after every restart. With
+    `recompute` each layer keeps its input only, and runs again before its backward pass (activation checkpointing).
+    With `offload` weights are in the host's memory, or what layers save waits there, but for the model's last layer,
+    whose output the pipeline holds until its backward pass.
 
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.

@@ -31,6 +31,8 @@ OF_ALL_EXAMPLES: dict[type[nn.Module], str] = {
     _BatchNorm: "has a batch norm",
     ExpertsOfCapacity: "gives the places of its experts to tokens",
 }
+# How the names of operators begin that draw random numbers.
+_DRAWS = ("bernoulli", "native_dropout", "rand", "uniform", "normal", "exponential", "multinomial", "rrelu")
 
 
 def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
@@ -67,16 +69,18 @@ def what_replicas_do_apart(job: TrainingJob) -> str:
 
     A stage's replicas each have a part of every microbatch, where one process has all of it: its losses are others.
     """
-    builders = layers_of(job.workload)
+    pairs = list(zip(layers_of(job.workload), capture(job.workload).layers, strict=True))
     for stage in job.binding.plan.stages:
         if stage.configuration.example_parts == 1:
             continue
-        for builder in builders[stage.start : stage.stop]:
+        for builder, layer in pairs[stage.start : stage.stop]:
             with fake_tensors():
                 modules = list(builder.build().modules())
             for kind, what in OF_ALL_EXAMPLES.items():
                 if any(isinstance(module, kind) for module in modules):
                     return f"Layer {builder.name!r} {what} of each replica's own examples"
+            if any(operator.kind.removeprefix("aten.").startswith(_DRAWS) for operator in layer.operators):
+                return f"Layer {builder.name!r} draws random numbers for each replica's own examples, as dropout does"
     parts = job.binding.plan.stages[-1].configuration.example_parts
     if parts > 1 and not _is_mean_of_parts(job, parts):
         return f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
