@@ -109,7 +109,6 @@ def _check(job: TrainingJob) -> None:
 def _planned_job(
     folder: Path, workload: Path, cluster: Path, budget_seconds: float | None, virtual_workers: str
 ) -> TrainingJob:
-    from dejavu.binding import bind
     from dejavu.cost.priced_problem import as_planned
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
@@ -126,7 +125,7 @@ def _planned_job(
     seconds = BUDGET_SECONDS if budget_seconds is None else budget_seconds
     choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=seconds, seed=wanted.seed))
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
-    binding = bind(choice.priced.problem, choice.plan, machines) if team is None else team.binding
+    binding = choice.binding if team is None else team.binding
     # The workers' plans are of whole sequences and one copy of the model, also where the one pipeline's is not.
     trained = choice.plan if team is None else replace(choice.plan, slices=(), both_ways=False)
     job = TrainingJob(

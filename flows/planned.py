@@ -8,14 +8,14 @@ from typing import NamedTuple
 from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
-from dejavu.cluster import Cluster, this_machine
+from dejavu.cluster import this_machine
 from dejavu.cost.priced_problem import as_planned
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
 from dejavu.watching import Notes
 from dejavu.workload import Workload
 from flows.session import Session
-from tasks.planning import bind_baseline, bind_stages, choose_plan, say_choice, simulate_bound, without_memory
+from tasks.planning import bind_stages, choose_plan, say_choice, without_memory
 from tasks.pricing import capture_model, measure_what_is_missing
 from tasks.recording import record_choice
 from tasks.shown import show_choice
@@ -29,8 +29,8 @@ class Planned(NamedTuple):
 
     Attributes:
         workload: with the plan's number of microbatches.
-        bound: the plan as bound, simulated; binding may move stages to other kinds of devices.
-        baseline: the best plan that people make without a planner, bound likewise; None where none fits.
+        bound: the plan on these devices, simulated.
+        baseline: the best plan that people make without a planner, on its devices; None where none fits.
         step_seconds_without_feedback: the prediction without measurements of earlier trainings.
     """
 
@@ -44,17 +44,16 @@ class Planned(NamedTuple):
     def with_baseline(self) -> Planned:
         """Return the baseline in the plan's place, where it was measured to be faster."""
         assert self.baseline is not None
-        plan = self.baseline.binding.plan
         return self._replace(
             binding=self.baseline.binding,
-            bound=self.choice.candidate(plan),
+            bound=self.baseline.bound,
             workload=self.baseline.workload,
-            step_seconds_without_feedback=without_memory(self.choice, plan),
+            step_seconds_without_feedback=without_memory(self.choice, self.baseline.binding),
         )
 
 
 def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
-    """Choose a plan, bind it to devices, simulate it as bound, and record all of it.
+    """Choose a plan on its devices, and record all of it.
 
     Args:
         dask: as it was given, under which a note of the plan is kept.
@@ -62,29 +61,26 @@ def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) ->
     choice = _measured_choice(request, here) if measure else choose_plan(request, here.dask)
     say_choice(choice, here.log)
     show_choice(choice)
-    binding = bind_stages(choice, choice.plan, here.cluster)
-    bound = simulate_bound(choice, binding.plan)
-    record_choice(here.run, choice, binding, bound)
+    binding = bind_stages(choice)
+    record_choice(here.run, choice, binding, choice.chosen)
     notes = Notes(here.work, request.workload, here.file, dask)
     notes.keep(here.cluster, choice.plan, choice.step_seconds, str(flow_run.id))
     return Planned(
         choice=choice,
         binding=binding,
-        bound=bound,
+        bound=choice.chosen,
         workload=as_planned(request.workload, choice.plan),
-        baseline=_bound_baseline(choice, request.workload, here.cluster),
-        step_seconds_without_feedback=without_memory(choice, bound.plan),
+        baseline=_bound_baseline(choice, request.workload),
+        step_seconds_without_feedback=without_memory(choice, binding),
     )
 
 
-def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> BoundBaseline | None:
-    """Bind the best baseline to devices."""
+def _bound_baseline(choice: Choice, workload: Workload) -> BoundBaseline | None:
+    """Return the best baseline on its devices."""
     row = choice.best_baseline
-    if row is None or row.best is None:
+    if row is None or row.best is None or row.best.binding is None:
         return None
-    plan = row.best.plan
-    binding = bind_baseline(row.priced.problem, plan, cluster)
-    return BoundBaseline(NAMES[row.search], as_planned(workload, plan), binding, row.best.step_seconds)
+    return BoundBaseline(NAMES[row.search], as_planned(workload, row.best.plan), row.best, row.best.binding)
 
 
 def _measured_choice(request: PlanRequest, here: Session) -> Choice:

@@ -11,13 +11,12 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.utilities.annotations import opaque
 
-from dejavu.binding import Binding, bind
-from dejavu.cluster import Cluster
+from dejavu.binding import Binding
 from dejavu.foundation.units import format_seconds, plural
-from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
+from dejavu.planning import Choice, Planner, PlanRequest, Question, on_dask, reason
+from dejavu.planning.candidates import simulate_bound
 from dejavu.planning.questions import Ask
-from dejavu.plans import Answer, Plan, Problem, SearchResult
-from dejavu.simulation import simulate_plan
+from dejavu.plans import Answer, SearchResult
 from dejavu.trials import client_of
 from tasks.answers import question_key
 from tasks.events import tell
@@ -99,26 +98,14 @@ def say_choice(choice: Choice, log: Any) -> None:
 
 
 @task(name="bind", task_run_name="bind", cache_policy=NO_CACHE)
-def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
-    """Bind stages to actual devices, and log why each is where it is."""
-    binding = bind(choice.priced.problem, plan, cluster)
+def bind_stages(choice: Choice) -> Binding:
+    """Bind stages to actual devices, as they were when the plan was simulated, and log why each is where it is."""
+    binding = choice.binding
     get_run_logger().info("bound to devices: %s", "; ".join(binding.reasons))
     return binding
 
 
-@task(name="bind", task_run_name="bind-baseline", cache_policy=NO_CACHE)
-def bind_baseline(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
-    """Bind a baseline's stages to actual devices, as well as they can be placed."""
-    return bind(problem, plan, cluster)
-
-
-@task(name="simulate", task_run_name="simulate", cache_policy=NO_CACHE)
-def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
-    """Simulate the plan as bound; binding may move stages to other kinds of devices than a search named."""
-    return choice.candidate(plan)
-
-
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
-def without_memory(choice: Choice, plan: Plan) -> float:
+def without_memory(choice: Choice, binding: Binding) -> float:
     """Return the step that would be predicted if no training had ever been remembered, in seconds."""
-    return simulate_plan(choice.prices.fresh.priced_for(plan), plan).step_seconds
+    return simulate_bound(choice.prices.fresh.priced_for(binding.plan), binding, choice.request.cluster).step_seconds

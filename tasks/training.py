@@ -31,6 +31,7 @@ from dejavu.launch.comparison import (
 from dejavu.launch.launcher import launch, torchrun_line
 from dejavu.migration import Decision, RunningProblem
 from dejavu.migration.launching import launch_changing
+from dejavu.planning import Candidate
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.measuring import least_samples
@@ -61,12 +62,12 @@ REPORTED_EVERY_STEPS = 5
 
 
 class BoundBaseline(NamedTuple):
-    """The best baseline on its devices; its workload has its number of microbatches, the step is predicted."""
+    """The best baseline, and its devices; its workload has its number of microbatches."""
 
     name: str
     workload: Workload
+    bound: Candidate
     binding: Binding
-    step_seconds: float
 
 
 TOLERATED_DIFFERENCE = 1e-5
@@ -146,7 +147,7 @@ def measure_against_baseline(
     log = get_run_logger()
     if baseline is None or baseline.binding.plan == binding.plan or workload.compare is False:
         return None
-    expected = expected_seconds(predicted_seconds, baseline.step_seconds)
+    expected = expected_seconds(predicted_seconds, baseline.bound.step_seconds)
     if workload.compare is None and expected > MOST_SECONDS:
         log.info("the gain is not measured: it would take about %.0f s (compare: true in the workload)", expected)
         return None

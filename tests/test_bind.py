@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejavu.binding import RANDOM_BINDINGS, BindError, Binding, bind
+from dejavu.binding import RANDOM_BINDINGS, BindError, Binding, bind, bind_in_order, link_prices, message_seconds
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.draws import random_places
 from dejavu.binding.exact_labels import bounds, exchange_bounds
@@ -217,6 +217,28 @@ def sound(binding: Binding, problem: Problem, plan: Plan, cluster: Cluster) -> N
     assert len(binding.reasons) == len(places)
     assert [(s.start, s.stop) for s in binding.plan.stages] == [(s.start, s.stop) for s in plan.stages]
     assert Binding.from_dict(json.loads(json.dumps(binding.to_dict()))) == binding
+    sent = message_seconds(problem, binding.plan, binding.placements, cluster)
+    assert by_messages(problem, binding.plan, sent) == pytest.approx(binding.step_seconds, rel=1e-9)
+
+
+def by_messages(problem: Problem, plan: Plan, sent: Sequence[float]) -> float:
+    """The step time from what the messages take one way, however that was found."""
+    pairs, rank_of = dict[frozenset[int], float](), {s: rank for rank, own in enumerate(plan.ranks) for s in own}
+    spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
+    for s, seconds in enumerate(sent):
+        pair = frozenset((rank_of[s], rank_of[s + 1]))
+        assert (seconds > 0) == (len(pair) > 1)
+        pairs[pair] = pairs.get(pair, 0.0) + 2 * seconds
+    loads = [
+        sum(
+            (plan.num_microbatches - 1) * problem.costs.stage_seconds(*spans[s])
+            + problem.costs.per_step_seconds(*spans[s])
+            for s in own
+        )
+        for own in plan.ranks
+    ]
+    busiest = max(*loads, *((plan.num_microbatches - 1) * seconds for seconds in pairs.values()))
+    return sum(problem.costs.stage_seconds(*span) for span in spans) + 2 * sum(sent) + busiest
 
 
 ONE = ((1, 1, 1),)
@@ -291,6 +313,64 @@ def test_an_exchange_takes_no_less_than_its_bound(nodes: list[tuple[int, int]], 
                 if all(count <= pricing.site.size_P[pool] for pool, count in taken.items()):
                     least = min(least, pricing.transfer_seconds(0, a, b))
         assert exchange_bounds(pricing)[0] <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_blocks_cost_by_groups_what_they_cost_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks of thousands of blocks not every pair of them is looked at."""
+    rng, shapes = np.random.default_rng(seed), [(2, 2, 1), (1, 2, 1), (3, 1, 1), (2, 1, 1)]
+    nodes = [(int(rng.integers(1, 4)), [("a", int(rng.integers(2, 5)))]) for _ in range(3)]
+    cluster = cluster_of([(4, [("a", 4)]), *nodes], rng)
+    cluster = replace(cluster, groups=tuple(replace(one, cards=int(rng.choice([1, 8]))) for one in cluster.groups))
+    problem = problem_of(cluster, rng, shapes=shapes, cut_bytes=float(rng.choice([1e3, 2e9])))
+    plan = plan_of(problem, [way_of("a", shapes[rng.integers(4)]) for _ in range(3)], rng)
+    pricing = BindingPrices(problem, plan, Site.of(cluster), int(rng.integers(1, 4)))
+    places = random_places(pricing, 50, seed)[0]
+    one_by_one = pricing.transfer_seconds_NQ(places)
+    monkeypatch.setattr(link_prices, "MOST_PAIRS", 0)
+    np.testing.assert_allclose(pricing.transfer_seconds_NQ(places), one_by_one, rtol=1e-12)
+
+
+def test_a_rank_may_have_thousands_of_nodes() -> None:
+    """More blocks than Python calls functions in each other; and their pairs would be gigabytes."""
+    rng = np.random.default_rng(0)
+    cluster = cluster_of([(2500, [("a", 8)])], rng, alike=True)
+    problem = problem_of(cluster, rng, shapes=[(1200, 8, 1)])
+    plan = plan_of(problem, [way_of("a", (1200, 8, 1))] * 2, rng)
+    binding = bind(problem, plan, cluster)
+    assert binding.step_seconds == pytest.approx(binding.lower_bound_seconds)
+    assert 0 < binding.random_drawn < RANDOM_BINDINGS
+    assert len({placed.device for placed in binding.placements}) == 19_200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_not_compared_is_bound_alike(seed: int) -> None:
+    """Nothing is drawn where the order of the cluster file is proved to be the best; elsewhere all is as ever."""
+    quick = 0
+    for name, alike in product(FAMILY, (True, False)):
+        nodes, shapes, ranks = FAMILY[name]
+        rng = np.random.default_rng(seed)
+        cluster = cluster_of(nodes, rng, alike=alike)
+        problem = problem_of(cluster, rng, shapes=shapes, cut_bytes=2e5)
+        plan = plan_of(problem, [way_of(kind, shapes[shape]) for shape, kind in ranks], rng)
+        full, short = bind(problem, plan, cluster), bind(problem, plan, cluster, compares=False)
+        assert (short.plan, short.placements, short.step_seconds) == (full.plan, full.placements, full.step_seconds)
+        assert short.lower_bound_seconds == full.lower_bound_seconds
+        assert short.reasons in ((), full.reasons)
+        quick += not short.reasons
+    assert 0 < quick < 2 * len(FAMILY)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("name", FAMILY)
+def test_what_a_run_of_the_schedule_repeats_is_counted_as_often(name: str, runs: int) -> None:
+    """The problem's prices are of all runs in a step, and so are messages over the links of the cluster file."""
+    problem, plan, cluster = case(name, 1, cut_bytes=2e6)
+    binding = bind(problem, plan, cluster)
+    once = message_seconds(problem, plan, bind_in_order(plan, cluster).placements, cluster)
+    often = message_seconds(problem, plan, bind_in_order(plan, cluster).placements, cluster, runs)
+    assert often == pytest.approx([runs * seconds for seconds in once])
+    assert (bind(problem, plan, cluster, runs=runs).step_seconds > binding.step_seconds) == (runs > 1)
 
 
 @pytest.mark.parametrize(("more", "fits"), [(-0.5, True), (0.0, True), (0.5, True), (2.0, False)])

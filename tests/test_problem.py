@@ -13,7 +13,7 @@ from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.beside import BUCKET_BYTES, SLOWED, StepLine, once_a_step, side_by_side
-from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives, stage_transfer
+from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, Neighbours, StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
 from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length, split_loss
 from dejavu.cost.memory import example_bytes
@@ -379,7 +379,7 @@ def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> N
     inside, between = CLUSTER.groups[0].link, CLUSTER.links_between["g0", "g0"]
 
     def per_byte(a: StageConfiguration, b: StageConfiguration) -> float:
-        return stage_transfer(CLUSTER, transfers, a, b)[1]
+        return stage_transfer(CLUSTER, Neighbours.of(CLUSTER, transfers, NAME, NAME), a, b)[1]
 
     one, pair, two, three = (
         StageConfiguration(NAME),

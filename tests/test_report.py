@@ -143,7 +143,13 @@ class GivenErrors:
     """Ranges of a tenth, in place of those that follow from a model's prices."""
 
     def step_range(
-        self, priced: PricedProblem, plan: Plan, factor: StepFactor, step_seconds: float, seed: int = 0
+        self,
+        priced: PricedProblem,
+        plan: Plan,
+        factor: StepFactor,
+        step_seconds: float,
+        seed: int = 0,
+        simulated: object = None,
     ) -> Range:
         return Range(0.9 * step_seconds, 1.1 * step_seconds)
 

@@ -1,6 +1,7 @@
 """Which actual device runs which stage: from the plan and the cluster to a `Binding`.
 
 site.py            the cluster as pools of equal devices
+link_prices.py     what messages take over the links that are really used
 binding_prices.py  the step time of thousands of bindings at once
 placing.py         the order of the cluster file; bottleneck assignment of ranks to kinds of devices
 draws.py           random bindings
@@ -20,12 +21,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dejavu.binding.binder import RANDOM_BINDINGS, bind, bind_in_order
     from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
+    from dejavu.binding.link_prices import message_seconds
 
-__all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "VirtualWorker", "bind", "bind_in_order"]
-_OF_THE_BINDER = ("RANDOM_BINDINGS", "bind", "bind_in_order")
+__all__ = [
+    "RANDOM_BINDINGS",
+    "BindError",
+    "Binding",
+    "Placement",
+    "VirtualWorker",
+    "bind",
+    "bind_in_order",
+    "message_seconds",
+]
+_MODULES = {"RANDOM_BINDINGS": "binder", "bind": "binder", "bind_in_order": "binder", "message_seconds": "link_prices"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'binder' if name in _OF_THE_BINDER else 'binding'}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'binding')}"), name)

@@ -19,9 +19,15 @@ from dejavu.cluster import Cluster
 from dejavu.plans import Plan, Problem, StageConfiguration
 
 RANDOM_BINDINGS = 1_000  # to compare with, as papers do
+LEAST_RANDOM = 10
+MOST_DRAWS = (
+    200_000_000  # pools that are looked at for all of their blocks, about a second: fewer on thousands of nodes
+)
 
 
-def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Binding:
+def bind(
+    problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0, runs: int = 1, compares: bool = True
+) -> Binding:
     """Assign devices to every pipeline rank so that the step is shortest, by the searches' cost model.
 
     A rank may move to another kind of device than the plan says, with the same mesh and degrees, where it fits in
@@ -33,6 +39,8 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
     Args:
         problem: that the plan was searched for; its costs on every kind of device.
         seed: of the random bindings, and of the sampled changes where there are too many.
+        runs: of the schedule in a step, which the problem's prices count all.
+        compares: with random bindings, and says why; False: not where the plan's order is the best of all anyway.
 
     Raises:
         BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
@@ -45,10 +53,16 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
         True
     """
     site = Site.of(cluster)
-    pricing = BindingPrices(problem, plan, site)
+    pricing = BindingPrices(problem, plan, site, runs)
     order = in_order(pricing.configurations, site)
     pricing.check_memory()
-    drawn_NRW, holds_N = random_places(pricing, RANDOM_BINDINGS, seed)
+    bound = bounds(pricing, *computing_bound(pricing))
+    seconds = _seconds(pricing, _padded(order))
+    if not compares and seconds <= bound.step_seconds * (1.0 + LEAST_GAIN):
+        placements = _placements(pricing.configurations, site, _padded(order))
+        return Binding(plan, placements, seconds, seconds, random_drawn=0, lower_bound_seconds=seconds)
+    drawn = min(RANDOM_BINDINGS, max(LEAST_RANDOM, MOST_DRAWS // int(pricing.blocks_R.sum() * len(site))))
+    drawn_NRW, holds_N = random_places(pricing, drawn, seed)
     drawn_NRW = drawn_NRW[holds_N]
     random_seconds = pricing.step_seconds_N(drawn_NRW)
 
@@ -57,7 +71,6 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
         starts.append(drawn_NRW[random_seconds.argmin()])
     best = _best(pricing, starts)
     best = _best(pricing, [*starts, improved(pricing, starts[0], seed), improved(pricing, best, seed)])
-    bound = bounds(pricing, *computing_bound(pricing))
     found, complete = best_places(pricing, bound, _seconds(pricing, best))
     best = best if found is None else _padded(found)
     if not complete:
@@ -71,7 +84,8 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
         order_step_seconds=_seconds(pricing, starts[0]),
         random_best_step_seconds=float(random_seconds.min()) if len(random_seconds) else None,
         random_mean_step_seconds=float(random_seconds.mean()) if len(random_seconds) else None,
-        random_refused=RANDOM_BINDINGS - len(random_seconds),
+        random_drawn=drawn,
+        random_refused=drawn - len(random_seconds),
         lower_bound_seconds=seconds if complete else min(seconds, bound.step_seconds),
         reasons=reasons(pricing, best, starts[0], seed),
     )

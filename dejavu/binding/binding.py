@@ -63,7 +63,8 @@ class Binding:
         placements: those of one worker after those of another.
         order_step_seconds: the plan's own device types, in the order of the cluster file.
         random_best_step_seconds, random_mean_step_seconds: of random bindings; None where none of them fits.
-        random_refused: how many random bindings put a rank where it does not fit; the two above exclude them.
+        random_drawn, random_refused: how many random bindings there were, and how many of them put a rank where it
+            does not fit; the two above exclude these.
         lower_bound_seconds: no binding takes less; `step_seconds` itself where all were compared; 0: nothing is known.
         reasons: a sentence for each pipeline rank: why it is where it is.
         workers: virtual workers, each with a pipeline of its own; empty: there is one pipeline.
@@ -75,6 +76,7 @@ class Binding:
     order_step_seconds: float
     random_best_step_seconds: float | None = None
     random_mean_step_seconds: float | None = None
+    random_drawn: int = 1_000
     random_refused: int = 0
     lower_bound_seconds: float = 0.0
     reasons: tuple[str, ...] = ()

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.binding.binding_prices import BindingPrices, StageExchange
+from dejavu.binding.binding_prices import BindingPrices
+from dejavu.binding.link_prices import StageExchange
 from dejavu.binding.site import Place
 from dejavu.plans.stage_costs import Floats
 
@@ -232,7 +233,14 @@ def _takes(rooms: Sequence[tuple[Sequence[int], int]], blocks: int) -> Iterator[
 def _spread(pools: Sequence[int], most: int, blocks: int) -> Iterator[Place]:
     """Yield ways to take at most so many blocks from equal pools, never more from a pool than from its predecessor."""
     yield ()
-    if pools:
-        for count in range(1, min(most, blocks) + 1):
-            for more in _spread(pools[1:], count, blocks - count):
-                yield (pools[0],) * count + more
+    counts, left = list[int](), blocks  # of the first pools; of these all ways to go on, a stage may have thousands
+    ways = [iter(range(1, min(most, blocks) + 1))]
+    while ways:
+        if (count := next(ways[-1], 0)) and len(counts) < len(pools):
+            counts.append(count)
+            left -= count
+            yield tuple(pool for pool, taken in zip(pools, counts, strict=False) for _ in range(taken))
+            ways.append(iter(range(1, min(count, left) + 1)))
+        else:
+            ways.pop()
+            left += counts.pop() if counts else 0

@@ -12,6 +12,7 @@ from dejavu.binding.exact_labels import LEAST_GAIN
 from dejavu.binding.site import Ints
 
 MOST_PLACES = 400_000  # of all ranks in all neighbours of one binding: 64 ranks have about 4,000 neighbours
+MOST_BLOCKS = 1_000_000  # likewise, where ranks have hundreds of nodes
 MOST_ROUNDS = 50  # of pricing all changes of one binding; 64 ranks need about 15
 MOST_TRIED = 100  # of the changes of one round
 EXCHANGE, TURN, MOVE = range(3)
@@ -68,7 +69,7 @@ def changes(pricing: BindingPrices, places_RW: Ints) -> Ints:
 
 def subsample(changes_N4: Ints, pricing: BindingPrices, rng: np.random.Generator) -> Ints:
     """Return as many changes as can be priced at once, drawn at random where there are more."""
-    most = max(1, MOST_PLACES // pricing.num_ranks)
+    most = max(1, min(MOST_PLACES, MOST_BLOCKS // int(pricing.blocks_R.max())) // pricing.num_ranks)
     return changes_N4 if len(changes_N4) <= most else changes_N4[rng.choice(len(changes_N4), most, replace=False)]
 
 

@@ -7,11 +7,13 @@ Shape suffixes: P = pools, G = groups of nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dejavu.binding.binding import Placement
 from dejavu.cluster import Cluster, Device, pair
 from dejavu.plans.stage_costs import Floats
 
@@ -78,3 +80,11 @@ class Site:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    def places(self, placements: Sequence[Placement], width_R: Sequence[int]) -> list[Place]:
+        """Return the pools of each pipeline rank's blocks, of so many devices each, from where its devices are."""
+        pool_of = {(devices[0].host, devices[0].type_name): pool for pool, devices in enumerate(self.devices)}
+        pools_R: list[list[int]] = [[] for _ in width_R]
+        for placed in placements:
+            pools_R[placed.pipeline_rank].append(pool_of[placed.device.host, placed.device.type_name])
+        return [tuple(sorted(pools)[::width]) for pools, width in zip(pools_R, width_R, strict=True)]

@@ -10,7 +10,7 @@ import numpy as np
 from dejavu.cluster import Cluster
 from dejavu.cluster.meshes import Part, counts_of
 from dejavu.cost import TransferCost
-from dejavu.cost.collectives.inside_stages import stage_transfer
+from dejavu.cost.collectives.inside_stages import Neighbours, stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
 from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
@@ -333,14 +333,26 @@ def as_planned(workload: Workload, plan: Plan) -> Workload:
     return split_into(workload, plan.num_microbatches).model_copy(update=ways | one_way)
 
 
-def links_between(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
-    """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes."""
+def links_between(
+    cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration], *, apart: bool = False
+) -> Floats:
+    """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes.
+
+    Args:
+        apart: never in one node, where two nodes have their types.
+    """
     sits = [
         (one.device_type, one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node)
         for one in configurations
     ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
     place = {key: k for k, key in enumerate(alike)}
-    between = np.array([[stage_transfer(cluster, transfers, a, b) for b in alike.values()] for a in alike.values()])
+    types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in transfers}
+    between = np.array(
+        [
+            [stage_transfer(cluster, types[a.device_type, b.device_type], a, b, apart=apart) for b in alike.values()]
+            for a in alike.values()
+        ]
+    )
     index = [place[key] for key in sits]
     return between[np.ix_(index, index)]

@@ -15,6 +15,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
 from dejavu.migration.problem_now import ProblemNow
+from dejavu.planning.candidates import simulate_bound
 from dejavu.planning.prices import under_gpipe_memory
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
@@ -83,9 +84,9 @@ def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -
         why = f"the best plan on what is left of {current.cluster.name} fits its memory under no allowed schedule"
         seconds = sum(one.seconds for one in answers)
         raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, seconds), why)
-    bound = bind(current.priced.problem, plan, current.cluster, seed=seed)
+    bound = bind(current.priced.problem, plan, current.cluster, seed=seed, runs=current.priced.accumulate)
     bytes_L = state_bytes(current.priced)
-    seconds = simulate_plan(current.priced, bound.plan).step_seconds
+    seconds = simulate_bound(current.priced, bound, current.cluster).step_seconds
     binding = current.restored(settled(bound, current.cluster, held, bytes_L))
     return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answers[0]
 
@@ -224,12 +225,13 @@ def _option(what: str, current: ProblemNow, plan: Plan, placements: tuple[Placem
         for s, stage in enumerate(plan.stages)
     ]
     changed = replace(plan, stages=tuple(stages))
+    binding = Binding(changed, placements, 0.0, 0.0)
     try:
-        simulated = simulate_plan(current.every, changed)
+        simulated = simulate_bound(current.every, binding, current.cluster)
     except (PlanError, InputError):
         return None
     if not fits(current.every, changed, simulated):
         return None
-    binding = Binding(changed, placements, simulated.step_seconds, simulated.step_seconds)
-    bytes_L = state_bytes(current.priced)
-    return Option(what, binding, simulated.step_seconds, moves(binding, held, bytes_L))
+    seconds = simulated.step_seconds
+    binding = replace(binding, step_seconds=seconds, order_step_seconds=seconds)
+    return Option(what, binding, seconds, moves(binding, held, state_bytes(current.priced)))

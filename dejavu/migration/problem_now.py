@@ -19,7 +19,7 @@ import numpy as np
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster, Device, NodeGroup
 from dejavu.cluster.meshes import most_placed, on_nodes
-from dejavu.cost.collectives.transfer import TransferCost, typical_link
+from dejavu.cost.collectives.transfer import TransferCost, fastest_link
 from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.errors import InputError
 from dejavu.migration.changes import ClusterNow, Seat
@@ -341,9 +341,9 @@ class _Prices:
         running, found = self._running, {}
         for a in self._kinds.values():
             for b in self._kinds.values():
-                link = typical_link(self._cluster, a.name, b.name)
+                link = fastest_link(self._cluster, a.name, b.name)
                 before = running.transfers[a.type_name, b.type_name]
-                usual = typical_link(running.cluster, a.type_name, b.type_name)
+                usual = fastest_link(running.cluster, a.type_name, b.type_name)
                 if link.assumed and usual.assumed:
                     per_byte = before.seconds_per_byte * usual.bytes_per_second / link.bytes_per_second
                     found[a.name, b.name] = replace(before, seconds_per_byte=per_byte)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dejavu.binding import BindError, Binding, bind, message_seconds
+from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import SPLIT_MARGIN
+from dejavu.cost.ranges import Simulated
 from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Graph
@@ -20,6 +24,7 @@ from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 TIE = 1e-9  # steps that differ by less differ by rounding
+LONG_WAITING = 0.01  # for links: worth a word, and a look for plans that wait less
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
 MOST_ACTIONS = 500_000  # the same, counted in simulated passes: about a second
 
@@ -30,12 +35,15 @@ class Candidate:
 
     Attributes:
         factor: correction of the simulated step, from steps measured in trainings.
+        binding: to devices, over whose links the messages of the simulation go; None: over the fastest links that their
+            types may have.
     """
 
     priced: PricedProblem
     plan: Plan
     simulation: Simulation
     factor: StepFactor = NO_FACTOR
+    binding: Binding | None = None
 
     @property
     def simulated_seconds(self) -> float:
@@ -125,7 +133,9 @@ class Simulator:
 
     def __init__(self, prices: Prices) -> None:
         self._prices, self._rows = prices, prices.rows
+        self._cluster = prices.request.cluster
         self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
+        self._bound, self._trained_bound = dict[Plan, Candidate](), dict[Plan, float]()
         self.best: Candidate | None = None
 
     def under_schedules(self, priced: PricedProblem, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
@@ -154,18 +164,49 @@ class Simulator:
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
             plan = replace(plan, splits=splits_of(plan, self._prices.graph, graph.microbatch_size))
-            factor = step_factor(
-                graph,
-                plan,
-                self._rows,
-                lambda other: self._simulated(priced, other),
-                self._prices.request.workload.accumulate,
-            )
+            factor = self._factor(plan, lambda other: self._simulated(priced, other))
             made = Candidate(priced, plan, simulate_plan(priced, plan), factor)
             self._known[plan] = made
-            if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds):
+            if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds) and not self._is_bound:
                 self.best = made
         return self._known[plan]
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the best so far is on devices, as the fastest that its types may have is not."""
+        return self.best is not None and self.best.binding is not None
+
+    def bound(self, candidate: Candidate) -> Candidate:
+        """Return the candidate on the devices that `bind` gives it, simulated with the links that these have.
+
+        Its stages may be on devices of other types than before. A plan that cannot be bound is returned as it is.
+        """
+        if candidate.binding is not None:
+            return candidate
+        if candidate.plan not in self._bound:
+            made = candidate
+            with suppress(BindError):
+                made = self._on(candidate.priced, self.bind(candidate.priced, candidate.plan))
+            self._bound[candidate.plan] = made if made.fits or not candidate.fits else candidate
+        return self._bound[candidate.plan]
+
+    def bind(self, priced: PricedProblem, plan: Plan, *, compares: bool = False) -> Binding:
+        """Give the plan's pipeline ranks their devices; `compares` as of `binding.bind`, which has the same devices.
+
+        Raises:
+            BindError: the cluster has too few, or a rank does not fit their memory.
+        """
+        return bind(priced.problem, plan, self._cluster, runs=priced.accumulate, compares=compares)
+
+    def _on(self, priced: PricedProblem, binding: Binding) -> Candidate:
+        """Simulate a plan on its devices."""
+        factor = self._factor(binding.plan, lambda other: self._simulated_bound(priced, other))
+        return Candidate(priced, binding.plan, simulate_bound(priced, binding, self._cluster), factor, binding)
+
+    def _factor(self, plan: Plan, simulate: Callable[[Plan], float]) -> StepFactor:
+        """Return the correction of a plan's step by trainings, given the steps of trained plans at today's prices."""
+        graph, accumulate = self._prices.graph_of(plan.num_microbatches), self._prices.request.workload.accumulate
+        return step_factor(graph, plan, self._rows, simulate, accumulate)
 
     def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
         """Return the simulated step of a plan that was trained, at today's prices.
@@ -181,11 +222,24 @@ class Simulator:
             self._trained[plan] = simulate_plan(priced, plan).step_seconds
         return self._trained[plan]
 
+    def _simulated_bound(self, priced: PricedProblem, plan: Plan) -> float:
+        """Return the same on the devices that the plan would have today; by types where it has none.
+
+        Raises:
+            PlanError: as `_simulated`.
+        """
+        if plan not in self._trained_bound:
+            seconds = self._simulated(priced, plan)
+            with suppress(BindError):
+                seconds = simulate_bound(priced, self.bind(priced, plan), self._cluster).step_seconds
+            self._trained_bound[plan] = seconds
+        return self._trained_bound[plan]
+
     def polished(self, candidate: Candidate) -> Candidate:
         """Move the candidate's cuts, one layer at a time, while the simulated step gets shorter and still fits.
 
-        Searches price by a formula; this hill climbing works on the simulated step. Deterministic: it ends after a
-        number of simulations, not after some time.
+        Searches price by a formula; this hill climbing works on the simulated step, of a plan that is bound on its
+        devices. Deterministic: it ends after a number of simulations, not after some time.
         """
         actions = max(1, len(candidate.simulation.action_table.stage_A))
         left = min(MOST_SIMULATIONS, MOST_ACTIONS // actions)
@@ -199,10 +253,46 @@ class Simulator:
                 if left <= 0:
                     return best
                 left -= 1
-                made = self.candidate(best.priced, moved)
+                made = self._moved(best, moved)
                 if made.fits and made.step_seconds < best.step_seconds * (1 - 1e-6):
                     best, improves = made, True
         return best
+
+    def waiting(self, candidate: Candidate) -> float:
+        """Return how much longer a candidate's links make its step than the fastest that its types may have."""
+        by_types = self.candidate(candidate.priced, candidate.plan).simulated_seconds
+        return candidate.simulated_seconds / by_types - 1 if by_types > 0 else 0.0
+
+    def settled(self, candidate: Candidate) -> Candidate:
+        """Polish a candidate that is bound, and bind it anew: with other cuts other devices may suit it."""
+        polished = self.polished(candidate)
+        if polished is candidate:
+            return candidate
+        again = self.bound(self.candidate(polished.priced, polished.plan))
+        return again if again.fits and again.step_seconds < candidate.step_seconds else candidate
+
+    def simulated_again(self, candidate: Candidate) -> Simulated:
+        """Return how the candidate's step is simulated where its stages take other times."""
+        binding, seconds = candidate.binding, None
+        if binding is not None:
+            seconds = messages_of(candidate.priced, binding, self._cluster)
+        return lambda priced, plan, stages: simulate_plan(priced, plan, stages=stages, message_seconds=seconds)
+
+    def _moved(self, candidate: Candidate, plan: Plan) -> Candidate:
+        """Simulate the candidate's plan with other cuts, where it is."""
+        if candidate.binding is None:
+            return self.candidate(candidate.priced, plan)
+        return self._on(candidate.priced, replace(candidate.binding, plan=plan))
+
+
+def simulate_bound(priced: PricedProblem, binding: Binding, cluster: Cluster) -> Simulation:
+    """Simulate one step of a plan on its devices, with the links that these have."""
+    return simulate_plan(priced, binding.plan, message_seconds=messages_of(priced, binding, cluster))
+
+
+def messages_of(priced: PricedProblem, binding: Binding, cluster: Cluster) -> tuple[float, ...]:
+    """Return what a microbatch's message takes one way from each seat to the next, with the links that they have."""
+    return message_seconds(priced.problem, binding.plan, binding.placements, cluster, priced.accumulate)
 
 
 def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
@@ -30,9 +31,11 @@ class Considered:
 
     Attributes:
         search: its name; `remembered` for a plan that was trained before, `bound` for one found while bounding,
-            `both ways` and `slices` for those that were compared besides.
-        answer: None for those four.
-        candidates: its plan under the schedules that can run it; those that fit first, then by predicted step.
+            `slow links` and `one node` for those found because links are slow, `both ways` and `slices` for those that
+            were compared besides.
+        answer: None for all of these.
+        candidates: its plan under the schedules that can run it, on its devices; those that fit first, then by
+            predicted step.
     """
 
     search: str
@@ -132,12 +135,22 @@ class Choice:
         return None if sources <= {MEASURED, TRAINED} else split_into(self.request.workload, count)
 
     def candidate(self, plan: Plan) -> Candidate:
-        """Simulate another plan of the request.
+        """Bind another plan of the request to devices, and simulate it there.
 
         Raises:
             InputError: its schedule does not run so many stages or microbatches.
         """
-        return self.simulator.candidate(self.prices.priced_for(plan), plan)
+        return self.simulator.bound(self.simulator.candidate(self.prices.priced_for(plan), plan))
+
+    @cached_property
+    def binding(self) -> Binding:
+        """The plan's devices, compared with others.
+
+        Raises:
+            BindError: it cannot be bound.
+        """
+        known = self.chosen.binding
+        return known if known and known.reasons else self.simulator.bind(self.priced, self.plan, compares=True)
 
     @property
     def step_seconds(self) -> float:
@@ -146,8 +159,10 @@ class Choice:
 
     def step_range(self, candidate: Candidate) -> Range:
         """Return the 90 % range of a candidate's predicted step."""
-        one = candidate
-        return self.prices.errors.step_range(one.priced, one.plan, one.factor, one.step_seconds, self.request.seed)
+        one, errors = candidate, self.prices.errors
+        return errors.step_range(
+            one.priced, one.plan, one.factor, one.step_seconds, self.request.seed, self.simulator.simulated_again(one)
+        )
 
     @cached_property
     def range_seconds(self) -> Range:

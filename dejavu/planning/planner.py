@@ -18,7 +18,7 @@ from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
-from dejavu.planning.candidates import Candidate, Simulator, ranked
+from dejavu.planning.candidates import LONG_WAITING, TIE, Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.loops import load_compiled_loops
 from dejavu.planning.prices import Prices, under_gpipe_memory
@@ -41,7 +41,9 @@ PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 REMEMBERED = "remembered"
 MET = "bound"  # found while bounding the simulated step
+APART, ONE_NODE = "slow links", "one node"  # found for the case that every message leaves its node, or that none does
 QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
+MOST_POLISHED = 4  # plans whose cuts are moved on their devices
 EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
 
 
@@ -187,6 +189,11 @@ class _Planning:
         other, best = self._fastest()  # maybe one that was found while bounding
         if ranked((chosen, best))[0] is not chosen:
             origin, chosen = other, self.simulator.polished(best)
+        origin, chosen = self._on_devices(origin, chosen)
+        if self.left_seconds > 0 and self.simulator.waiting(chosen) > LONG_WAITING:
+            place = self.rows.index(origin)
+            self._ask_for_links(searches)
+            origin, chosen = self._on_devices(self.rows[place], chosen)
         origin, chosen = self._unless_kept(origin, chosen)
         problems = tuple(self.problems)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, problems, raised)
@@ -219,6 +226,11 @@ class _Planning:
     def _ask(self, searches: Iterable[str], priced: Sequence[PricedProblem], share: float) -> None:
         """Run each search on each problem, in parallel, within a share of what is left of the budget."""
         pairs = [(name, one) for one in priced for name in searches]
+        for question, answer in self._answered(pairs, share):
+            self._consider(question.search, question.priced, answer)
+
+    def _answered(self, pairs: Sequence[tuple[str, PricedProblem]], share: float) -> Iterator[tuple[Question, Answer]]:
+        """Ask all of these, and yield each question with its answer."""
         if not pairs:
             return
         workers = min(self.planner.num_workers, len(pairs))
@@ -229,13 +241,31 @@ class _Planning:
         self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
             self._tell(f"simulating {question}", done, len(questions))
-            self._consider(question.search, question.priced, answer)
+            yield question, answer
+
+    def _ask_for_links(self, searches: Sequence[str]) -> None:
+        """Look for plans that wait less for their links: best where every message leaves its node, or none does.
+
+        So may plans under schedules that were left out since others seemed faster.
+        """
+        self.rows = [row if row.result is None else self._under_schedules(row, row.result.plan) for row in self.rows]
+        variants = [(APART, one, self.prices.between_nodes(one)) for one in self.problems]
+        variants += [(ONE_NODE, one, inside) for one in self.problems for inside in self.prices.in_one_node(one)]
+        with self._homes([changed for *_, changed in variants]):
+            pairs = [(name, changed) for *_, changed in variants for name in searches]
+            for k, (_, answer) in enumerate(self._answered(pairs, 1.0)):
+                if isinstance(answer, SearchResult):  # its bound is of another problem
+                    name, priced, _ = variants[k // len(searches)]
+                    self.rows.append(self._under_schedules(Considered(name, priced, None), answer.plan))
 
     def _consider(self, search: str, priced: PricedProblem, answer: Answer) -> None:
-        found: list[Candidate] = []
-        if isinstance(answer, SearchResult):
-            found = self.simulator.under_schedules(priced, answer.plan, self.request.allowed_schedules)
-        self.rows.append(Considered(search, priced, answer, tuple(ranked(found))))
+        row = Considered(search, priced, answer)
+        self.rows.append(row if row.result is None else self._under_schedules(row, row.result.plan))
+
+    def _under_schedules(self, row: Considered, plan: Plan) -> Considered:
+        """Return the row with its plan as it would run under each allowed schedule."""
+        found = self.simulator.under_schedules(row.priced, plan, self.request.allowed_schedules)
+        return replace(row, candidates=tuple(ranked(found)))
 
     def _consider_remembered(self) -> None:
         """Add plans that were trained before and answer today's request."""
@@ -296,6 +326,23 @@ class _Planning:
         if self._has_plan and self.request.may_slice:
             self._tell("comparing slices of sequences", 0, 1)
             self.rows += plans_in_slices(self.request, self.prices, self.simulator)
+
+    def _on_devices(self, origin: Considered, chosen: Candidate) -> tuple[Considered, Candidate]:
+        """Bind all candidates to devices, and return the fastest with its row, polished there.
+
+        Until then each message went over the fastest link that its types of devices may have. Where that is not the
+        one that it has, cuts are moved of the next best plans, too.
+        """
+        self._tell("binding to devices", 0, 1)
+        bound, at = self.simulator.bound, self.rows.index(origin)
+        self.rows = [replace(row, candidates=tuple(ranked(map(bound, row.candidates)))) for row in self.rows]
+        row_of = {bound(chosen): self.rows[at]}
+        row_of |= {row.best: row for row in reversed(self.rows) if row.best is not None}
+        first, *others = ranked(one for one in row_of if one.fits)
+        others = [one for one in others if self.simulator.waiting(one) > TIE][: MOST_POLISHED - 1]
+        settled = {self.simulator.settled(one): row_of[one] for one in (first, *others)}
+        best = self.simulator.best = ranked(settled)[0]
+        return settled[best], best
 
     def _unless_kept(self, origin: Considered, chosen: Candidate) -> tuple[Considered, Candidate]:
         """Keep the best plan that was trained before, unless the new one's gain exceeds the uncertainty of the two."""

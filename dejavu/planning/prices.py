@@ -16,7 +16,7 @@ from dejavu.cost.memory import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
-from dejavu.cost.priced_problem import price_problem
+from dejavu.cost.priced_problem import links_between, price_problem
 from dejavu.cost.ranges import PriceErrors
 from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
 from dejavu.cost.sources.predicted import Predicted
@@ -37,6 +37,9 @@ from dejavu.workload.slices import slice_lengths
 
 if TYPE_CHECKING:
     from dejavu.planning.shardings import FoundSplits
+
+
+MOST_NODES = 3  # kinds of them for which plans inside one are looked for
 
 
 class Prices:
@@ -111,6 +114,27 @@ class Prices:
     def table_of(self, num_microbatches: int) -> CostTable:
         """Return what each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.run_size // num_microbatches).table
+
+    def between_nodes(self, priced: PricedProblem) -> PricedProblem:
+        """Return the problem as if every message between two stages left its node, where there is another to go to."""
+        problem, cluster = priced.problem, self.request.cluster
+        links = priced.accumulate * links_between(cluster, self.transfers, problem.configurations, apart=True)
+        apart = replace(
+            problem,
+            link_latency_seconds_CC=links[:, :, 0].copy(),
+            link_seconds_per_byte_CC=links[:, :, 1].copy(),
+        )
+        return replace(priced, problem=apart)
+
+    def in_one_node(self, priced: PricedProblem) -> list[PricedProblem]:
+        """Return the problem on each kind of node alone, where it has several devices and there are others besides."""
+        problem, found = priced.problem, list[dict[str, int]]()
+        for group in self.request.cluster.groups:
+            counts = dict.fromkeys(problem.device_counts, 0) | dict(group.devices)
+            if group.devices_per_node > 1 and counts not in (problem.device_counts, *found):
+                found.append(counts)
+        largest = sorted(found, key=lambda counts: -sum(counts.values()))[:MOST_NODES]
+        return [replace(priced, problem=replace(problem, device_counts=counts)) for counts in largest]
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -21,7 +21,7 @@ from dejavu.foundation.units import (
 )
 from dejavu.graphs.capture import COMPILED
 from dejavu.parallelism import OFFLOADS
-from dejavu.planning.candidates import Candidate
+from dejavu.planning.candidates import LONG_WAITING, Candidate
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
 from dejavu.plans import Plan
 from dejavu.plans.priced_problem import PricedProblem
@@ -210,6 +210,20 @@ def what_is_away(choice: Choice) -> str:
     return f"Predicted: a device keeps at most {' and '.join(said)}." if said else ""
 
 
+def what_links_cost(choice: Choice) -> str:
+    """State how much longer links make the step than the fastest that its stages might have; nothing where little."""
+    return links_cost(choice.simulator.waiting(choice.chosen))
+
+
+def links_cost(waiting: float) -> str:
+    """Say that links make a step longer by so much of what the fastest that its types of devices have would."""
+    if waiting <= LONG_WAITING:
+        return ""
+    return (
+        f"Predicted: its links make the step {waiting:.0%} longer than the fastest between devices of its types would."
+    )
+
+
 def what_routing_is_assumed(choice: Choice) -> str:
     """State what predictions for whole experts assume of the router; nothing where the work does not follow it."""
     workload, fullest = choice.request.workload, 1.0
@@ -283,6 +297,7 @@ def reason(choice: Choice) -> str:
         what_was_chosen,
         lambda choice: which_way(choice.plan),
         what_is_away,
+        what_links_cost,
         what_routing_is_assumed,
         what_hosts_are_assumed,
         what_is_proved,

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, NamedTuple, Protocol
 
-from dejavu.binding import RANDOM_BINDINGS, Binding
+from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.cost.ranges import Range
@@ -184,13 +184,9 @@ class ReportData:
         found = self.binding
         return {
             "in the order of the cluster file": found.order_step_seconds,
-            f"the best of {RANDOM_BINDINGS:,} random ones": found.random_best_step_seconds,
-            f"the mean of {RANDOM_BINDINGS:,} random ones": found.random_mean_step_seconds,
+            f"the best of {found.random_drawn:,} random ones": found.random_best_step_seconds,
+            f"the mean of {found.random_drawn:,} random ones": found.random_mean_step_seconds,
         }
-
-    @property
-    def num_random_bindings(self) -> int:
-        return RANDOM_BINDINGS
 
     @property
     def baseline(self) -> Candidate | None:

@@ -12,6 +12,7 @@ from dejavu.binding import bind_in_order
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, Prices
+from dejavu.planning.candidates import messages_of
 from dejavu.planning.questions import QUICK, Question
 from dejavu.plans import NoPlanError, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
@@ -99,14 +100,20 @@ class _Row(NamedTuple):
     division: Division
 
 
-def seconds_without_sums(prices: Prices, priced: PricedProblem, plan: Plan) -> float:
-    """Return a pipeline's simulated step without the sums over its replicas, which virtual workers make together."""
+def seconds_without_sums(
+    prices: Prices, priced: PricedProblem, plan: Plan, message_seconds: Sequence[float] | None = None
+) -> float:
+    """Return a pipeline's simulated step without the sums over its replicas, which virtual workers make together.
+
+    Args:
+        message_seconds: as of `simulate_plan`.
+    """
     size = prices.request.workload.run_size // priced.problem.num_microbatches
     rows = [
         replace(row, per_step_seconds=max(0.0, row.per_step_seconds - prices.sum_seconds(stage, size)))
         for row, stage in zip(stages_of(priced, plan), plan.stages, strict=True)
     ]
-    return simulate_plan(priced, plan, stages=rows).step_seconds
+    return simulate_plan(priced, plan, stages=rows, message_seconds=message_seconds).step_seconds
 
 
 class Teams:
@@ -230,7 +237,8 @@ class Teams:
             choice = self._planned(devices, examples, row.tensor_parallel)
             if choice is None:
                 return None
-            seconds = seconds_without_sums(choice.prices, choice.priced, choice.plan)
+            messages = messages_of(choice.priced, choice.binding, choice.request.cluster)
+            seconds = seconds_without_sums(choice.prices, choice.priced, choice.plan, messages)
             workers.append(TeamWorker(devices, choice, seconds))
         asked, degree = self._request, row.tensor_parallel
         team = Team(asked.workload, asked.cluster, division, tuple(workers), degree, 0.0, tried, self._alone)

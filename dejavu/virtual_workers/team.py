@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from dejavu.binding import Binding, Placement, VirtualWorker, bind
+from dejavu.binding import Binding, Placement, VirtualWorker
 from dejavu.cluster import Cluster
 from dejavu.planning import Choice
 from dejavu.virtual_workers.divisions import Division, WorkerDevices
@@ -100,8 +100,7 @@ class Team:
         """
         bound = []
         for one in self.workers:
-            own = bind(one.choice.priced.problem, one.choice.plan, one.choice.request.cluster)
-            bound.append((one.devices, own, one.num_examples))
+            bound.append((one.devices, one.choice.binding, one.num_examples))
         return together(self.cluster, bound, self.step_seconds)
 
     def to_dict(self) -> dict[str, Any]:

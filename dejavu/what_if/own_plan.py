@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from dejavu.binding import BindError, bind_in_order
+from dejavu.binding import BindError, Binding, bind, bind_in_order
+from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.trainings.steps import NO_FACTOR
@@ -20,7 +23,9 @@ from dejavu.foundation.registry import did_you_mean, named
 from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices, made_for
-from dejavu.plans import Plan, Price, price
+from dejavu.planning.candidates import messages_of
+from dejavu.planning.sentences import links_cost
+from dejavu.plans import Plan, Price, Problem, price
 from dejavu.plans.plan import LayerSplit, Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
@@ -275,8 +280,12 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (count,)
     prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
     priced = _priced(prices, plan)
-    step_of = simulate_plan_blocking if is_blocking else _beside_computing
+    binding = _binding(priced, plan, request.cluster)
+    seconds = messages_of(priced, binding, request.cluster)
+    step_of = partial(simulate_plan_blocking if is_blocking else _beside_computing, message_seconds=seconds)
     simulated = step_of(priced, plan, None).step_seconds
+    fastest = simulate_plan_blocking(priced, plan) if is_blocking else simulate_plan(priced, plan)
+    waits = links_cost(simulated / fastest.step_seconds - 1 if fastest.step_seconds > 0 else 0.0)
     parts, formula_seconds, in_flight = _parts(priced, plan)
     errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
     host = prices.assumed_host(plan, simulated)
@@ -300,6 +309,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
             *((FOUND_HERE,) if plan.splits else ()),
             *((SHARED,) if len(plan.ranks) < len(plan.stages) else ()),
             *((str(host),) if host else ()),
+            *((waits,) if waits else ()),
         ),
     )
 
@@ -311,11 +321,7 @@ def _parts(priced: PricedProblem, plan: Plan) -> tuple[Price, float | None, Sequ
         simulated = simulate_plan(priced, plan)
         by_formula = both_ways_seconds(priced, plan) if plan.both_ways else None
         return price_of_simulated(priced, plan, simulated), by_formula, simulated.in_flight
-    costs = problem.costs
-    assert isinstance(costs, AdditiveCosts)
-    any_bytes_C = np.full(costs.num_configurations, _ANY_BYTES)
-    roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
-    found = price(replace(problem, costs=roomy, max_stages=None), plan)
+    found = price(_roomy(problem), plan)
     return found, found.step_seconds, [problem.in_flight(s, S) for s in range(S)]
 
 
@@ -372,11 +378,33 @@ def _priced(prices: Prices, plan: Plan) -> PricedProblem:
     for name, count in used.items():
         if count > (have := problem.device_counts[name]):
             raise PlanError(f"the plan uses {count} × {name}; the cluster has {have}")
+    return priced
+
+
+def _binding(priced: PricedProblem, plan: Plan, cluster: Cluster) -> Binding:
+    """Bind the plan, also one that does not fit its memory, to the types of devices that it names.
+
+    Raises:
+        PlanError: there are too few devices together on nodes.
+    """
     try:
-        bind_in_order(plan, prices.request.cluster)
+        in_order = bind_in_order(plan, cluster)
+        for problem in (priced.problem, _roomy(priced.problem)):
+            with suppress(BindError):
+                bound = bind(problem, plan, cluster, runs=priced.accumulate)
+                return bound if bound.plan == plan else in_order
     except BindError as error:
         raise PlanError(str(error)) from error
-    return priced
+    return in_order
+
+
+def _roomy(problem: Problem) -> Problem:
+    """Return the problem on devices that hold anything."""
+    costs = problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    any_bytes_C = np.full(costs.num_configurations, _ANY_BYTES)
+    roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
+    return replace(problem, costs=roomy, max_stages=None)
 
 
 def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:
@@ -397,5 +425,7 @@ def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:
     return told, found
 
 
-def _beside_computing(priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None) -> Simulation:
-    return simulate_plan(priced, plan, stages=stages)
+def _beside_computing(
+    priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None, message_seconds: Sequence[float]
+) -> Simulation:
+    return simulate_plan(priced, plan, stages=stages, message_seconds=message_seconds)

@@ -7,7 +7,9 @@ network cards at once. Where nodes differ, a stage may get the slowest: its link
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -17,7 +19,7 @@ from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.beside import StepLine
 from dejavu.cost.collectives.costs import CollectiveCosts
-from dejavu.cost.collectives.transfer import TransferCost, links_between_nodes
+from dejavu.cost.collectives.transfer import TransferCost, fastest, fit_one_node, links_between_nodes
 from dejavu.cost.estimates import Estimate
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
@@ -226,44 +228,63 @@ def inside_link(cluster: Cluster, device_type: str) -> Link | None:
     return slowest(links) if links else None
 
 
-def between_link(cluster: Cluster, a: str, b: str | None = None) -> Link:
-    """Return the slowest link between two nodes that have devices of these types; inside a node if there is only one.
+def between_link(cluster: Cluster, device_type: str) -> Link:
+    """Return the slowest link between two nodes that have devices of this type; inside a node if there is only one.
 
     With a single device nothing is ever sent.
     """
-    links = links_between_nodes(cluster, a, a if b is None else b)
-    links = links or [group.link for group in cluster.groups if dict(group.devices).get(a, 0)]
-    return slowest(links)
+    links = links_between_nodes(cluster, device_type, device_type)
+    return slowest(links or [group.link for group in cluster.groups if dict(group.devices).get(device_type, 0)])
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Of two types of devices, by the best that stages on them may have as neighbours.
+
+    Attributes:
+        inside: between two single devices, in one node or in two.
+        apart: the fastest link between two nodes; None: no two nodes have them.
+        cards_per_device: of the nodes of either, those with the most.
+    """
+
+    inside: TransferCost
+    apart: Link | None
+    cards_per_device: tuple[float, float]
+
+    @classmethod
+    def of(cls, cluster: Cluster, transfers: Mapping[tuple[str, str], TransferCost], a: str, b: str) -> Neighbours:
+        apart = links_between_nodes(cluster, a, b)
+        cards = (max(one.cards_per_device for one in cluster.groups if dict(one.devices).get(name)) for name in (a, b))
+        return cls(transfers[a, b], fastest(apart) if apart else None, (next(cards), next(cards)))
 
 
 def stage_transfer(
-    cluster: Cluster, transfers: dict[tuple[str, str], TransferCost], a: StageConfiguration, b: StageConfiguration
+    cluster: Cluster, types: Neighbours, a: StageConfiguration, b: StageConfiguration, *, apart: bool = False
 ) -> tuple[float, float]:
-    """Return latency and seconds per byte of a microbatch that stage `a` sends to `b`, each way.
+    """Return latency and seconds per byte of a microbatch that stage `a` sends to `b`, each way: the least they may be.
 
-    Each of the more numerous replicas sends or receives its own part. Two stages that fit in one node are assumed to be
-    in one node, as single devices are (`transfer_cost`), where every pair of devices has its own link;
-    otherwise all parts of one node share its network card, or each of its cards has some of them, so that only the side
-    with fewer cards counts.
+    Each of the more numerous replicas sends or receives its own part. Inside a node every pair of devices has its own
+    link; between nodes all parts of one node share its network card, or each of its cards has some of them, so that
+    only the side with fewer cards counts. Which of the two it is, and which nodes, is for `bind` to say.
+
+    Args:
+        apart: never in one node, where two nodes have these types.
     """
-    typical = transfers[a.device_type, b.device_type]
-    if a.num_devices == b.num_devices == 1:
-        return typical.latency_seconds, typical.seconds_per_byte
-    if _fit_one_node(cluster, a, b):
-        return typical.latency_seconds, typical.seconds_per_byte / a.pairs_with(b)
-    link = between_link(cluster, a.device_type, b.device_type)
-    shared = min(one.lanes(cluster.cards_per_device(one.device_type)) for one in (a, b))
-    return link.latency_seconds, 1.0 / (link.bytes_per_second * shared)
-
-
-def _fit_one_node(cluster: Cluster, a: StageConfiguration, b: StageConfiguration) -> bool:
-    needed: dict[str, int] = {a.device_type: a.num_devices}
-    needed[b.device_type] = needed.get(b.device_type, 0) + b.num_devices
-    if a.num_nodes > 1 or b.num_nodes > 1:
-        return False
-    return any(
-        all(dict(group.devices).get(name, 0) >= count for name, count in needed.items()) for group in cluster.groups
-    )
+    apart = apart and types.apart is not None
+    if a.num_devices == b.num_devices == 1 and not apart:
+        return types.inside.latency_seconds, types.inside.seconds_per_byte
+    found = []
+    if types.apart is not None:
+        shared = min(one.lanes(cards) for one, cards in zip((a, b), types.cards_per_device, strict=True))
+        found.append((types.apart.latency_seconds, 1.0 / (types.apart.bytes_per_second * shared)))
+    if not apart and fit_one_node(
+        cluster, Counter({a.device_type: a.num_devices}) + Counter({b.device_type: b.num_devices})
+    ):
+        found.append((types.inside.latency_seconds, types.inside.seconds_per_byte / a.pairs_with(b)))
+    if not found:  # they are never neighbours
+        return 0.0, 0.0
+    latencies, per_byte = zip(*found, strict=True)
+    return min(latencies), min(per_byte)
 
 
 def slowest(links: Sequence[Link]) -> Link:

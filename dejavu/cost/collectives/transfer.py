@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dejavu.cluster import Cluster, Link, pair
+from dejavu.cluster import Cluster, Link, NodeGroup, pair
 from dejavu.profiles import Measurement, ProfileDatabase
 
 EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
@@ -24,18 +24,26 @@ class TransferCost:
 
 
 def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, receiver: str) -> TransferCost:
-    """Return the transfer cost between neighbouring stages on devices of these types.
+    """Return the least that a message between neighbouring stages on devices of these types may cost.
 
-    Where some node has both types, neighbours can sit in one node, and the link inside it counts; otherwise the
-    link between nodes. `bind` then tells what the actual devices' links cost. A link that was measured on this
-    machine overrides what the file assumed, but not what a person declared.
+    Latency and time per byte are each the least of all links that the two may have: what is proved of plans at these
+    prices holds wherever their stages are. `bind` then tells what the actual devices' links cost. A link that was
+    measured on this machine overrides what the file assumed, but not what a person declared.
     """
-    link = typical_link(cluster, sender, receiver)
-    if link.assumed:
+    links = links_of_neighbours(cluster, sender, receiver)
+    if not links:  # one device in all: nothing is ever sent
+        return TransferCost(0.0, 0.0, "declared")
+    costs, measured = [], None
+    if any(link.assumed for link in links):
         rows = database.latest(kind="transfer", subject=EXCHANGE, device_type=sender, peer_device_type=receiver)
-        if len(rows) >= 2:
-            return fit(rows)
-    return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")
+        measured = fit(rows) if len(rows) >= 2 else None
+    for link in links:
+        declared = TransferCost(
+            link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared"
+        )
+        costs.append(measured if measured and link.assumed else declared)
+    least = min(costs, key=lambda cost: cost.seconds_per_byte)
+    return replace(least, latency_seconds=min(cost.latency_seconds for cost in costs))
 
 
 def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[str, str], TransferCost]:
@@ -44,17 +52,33 @@ def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[st
     return {(a, b): transfer_cost(cluster, database, a, b) for a in names for b in names}
 
 
-def typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
-    """Return the slowest link that neighbours of these types may have, in either direction; see `transfer_cost`."""
-    links = [
-        group.link
-        for group in cluster.groups
-        if all(dict(group.devices).get(name, 0) >= needed for name, needed in Counter((sender, receiver)).items())
-    ]
-    links = links or links_between_nodes(cluster, sender, receiver)
-    if not links:  # one device in all: nothing is ever sent
+def links_of_neighbours(cluster: Cluster, a: str, b: str) -> list[Link]:
+    """Return every link that two devices of these types may have: inside a node that has both, and between nodes."""
+    needed = Counter((a, b))
+    inside = [group.link for group in cluster.groups if _has(group, needed)]
+    return inside + links_between_nodes(cluster, a, b)
+
+
+def fastest_link(cluster: Cluster, a: str, b: str) -> Link:
+    """Return the greatest bandwidth and the least latency that two devices of these types may have."""
+    return fastest(links_of_neighbours(cluster, a, b))
+
+
+def fastest(links: Sequence[Link]) -> Link:
+    """Return the greatest bandwidth and the least latency among them; infinite and 0 where there is none."""
+    if not links:  # nothing is ever sent
         return Link(bytes_per_second=float("inf"), latency_seconds=0.0)
-    return min(links, key=lambda link: (link.bytes_per_second, -link.latency_seconds))
+    widest = max(links, key=lambda link: link.bytes_per_second)
+    return replace(widest, latency_seconds=min(link.latency_seconds for link in links))
+
+
+def fit_one_node(cluster: Cluster, needed: Mapping[str, int]) -> bool:
+    """Return whether some node has so many devices of each type."""
+    return any(_has(group, needed) for group in cluster.groups)
+
+
+def _has(group: NodeGroup, needed: Mapping[str, int]) -> bool:
+    return all(dict(group.devices).get(name, 0) >= count for name, count in needed.items())
 
 
 def links_between_nodes(cluster: Cluster, a: str, b: str) -> list[Link]:

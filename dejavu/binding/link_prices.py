@@ -1,0 +1,223 @@
+"""What pipeline ranks' messages take over the links that are really used.
+
+Shape suffixes: N = bindings, R = pipeline ranks, W = the most blocks of a rank, K = kinds of devices, G = groups of
+nodes, Q = pairs of pipeline ranks that exchange messages, A, B = blocks of one of a pair. `places_NRW` holds pools; a
+rank of fewer than W blocks repeats its first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dejavu.binding.binding import Placement
+from dejavu.binding.site import Ints, Place, Site
+from dejavu.cluster import Cluster
+from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.plans.stage_costs import Floats
+
+MOST_PAIRS = 1_024  # of blocks of two ranks that are looked at one by one
+
+
+@dataclass(frozen=True)
+class StageExchange:
+    """What two pipeline ranks send each other for one microbatch, one way; the gradient back is as large."""
+
+    a: int
+    b: int
+    messages: int
+    size_bytes: float
+
+
+class LinkPrices:
+    """Prices what a plan's pipeline ranks send each other, for any placement of them.
+
+    Args:
+        exchanges: the Q pairs.
+        runs: of the schedule in a step; the problem's prices count all of them.
+
+    Attributes:
+        configurations: of the R ranks, as the plan says.
+        blocks_R, width_R: how many blocks a rank takes, each of how many devices.
+        index_RK: of these, on each kind of device, in the problem; −1: it has none.
+        inside_seconds_QKKG: of the exchange of one microbatch, both ways, where both ranks are on one node.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, site: Site, exchanges: Sequence[StageExchange], runs: int) -> None:
+        self.problem, self.site, self.exchanges, self.runs = problem, site, tuple(exchanges), runs
+        self.configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
+        self.blocks_R = np.array([configuration.num_nodes for configuration in self.configurations])
+        self.width_R = np.array([configuration.devices_per_node for configuration in self.configurations])
+        self._senders_R = np.array([configuration.senders_per_node for configuration in self.configurations])
+        known = {configuration: c for c, configuration in enumerate(problem.configurations)}
+        self.index_RK = np.array(
+            [
+                [known.get(self.configuration(rank, k), -1) for k in range(len(site.kinds))]
+                for rank in range(len(self.configurations))
+            ]
+        )
+        self.inside_seconds_QKKG = self._inside()
+        shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for q, exchange in enumerate(self.exchanges):
+            shapes[int(self.blocks_R[exchange.a]), int(self.blocks_R[exchange.b])].append(q)
+        self._exchanges_of_shape = {shape: np.array(among) for shape, among in shapes.items()}
+        self._ends_Q2 = np.array([(exchange.a, exchange.b) for exchange in self.exchanges]).reshape(-1, 2)
+        self._messages_Q = np.array([float(exchange.messages) for exchange in self.exchanges])
+        self._size_bytes_Q = np.array([exchange.size_bytes for exchange in self.exchanges])
+        self._pools = np.column_stack([site.kind_P, site.group_P, site.node_P]).tolist()
+        self._tables: dict[int, tuple[Any, Any]] = {}
+        self._known: dict[tuple[int, Place, Place], float] = {}
+
+    def configuration(self, rank: int, kind: int) -> StageConfiguration:
+        """Return the rank's configuration on another kind of device."""
+        return replace(self.configurations[rank], device_type=self.site.kinds[kind])
+
+    def _inside(self) -> Floats:
+        """Price exchanges inside a node, where every pair of devices has its own link. A link that was only assumed
+        has the problem's price, which includes measurements.
+        """
+        site, K = self.site, len(self.site.kinds)
+        seconds = np.zeros((len(self.exchanges), K, K, len(site.inside_assumed_G)))
+        for q, exchange in enumerate(self.exchanges):
+            a, b = self.configurations[exchange.a], self.configurations[exchange.b]
+            size = exchange.size_bytes / a.pairs_with(b)
+            link = exchange.messages * site.inside_latency_seconds_G + size * site.inside_seconds_per_byte_G
+            seconds[q] = 2.0 * self.runs * link
+            if a.num_nodes > 1 or b.num_nodes > 1:
+                continue
+            pairs = np.ix_(self.index_RK[exchange.a], self.index_RK[exchange.b])  # −1 where a rank cannot be anyway
+            priced = exchange.messages * self.problem.link_latency_seconds_CC[pairs]
+            priced = priced + exchange.size_bytes * self.problem.link_seconds_per_byte_CC[pairs]
+            seconds[q][:, :, site.inside_assumed_G] = 2.0 * priced[:, :, None]
+        return seconds
+
+    def transfer_seconds_NQ(self, places_NRW: Ints) -> Floats:
+        """Return one microbatch's transfer seconds between each pair of ranks, both ways, over the slowest link used.
+
+        Between nodes all parts that one node sends or receives share its network card, or cards: only the side with
+        fewer of them counts.
+        """
+        transfers = np.zeros((len(places_NRW), len(self.exchanges)))
+        for (blocks, others), among in self._exchanges_of_shape.items():
+            a = places_NRW[:, self._ends_Q2[among, 0], :blocks]
+            b = places_NRW[:, self._ends_Q2[among, 1], :others]
+            transfers[:, among] = self._transfers(among, a, b)
+        return transfers
+
+    def _transfers(self, q: Ints, a_NQA: Ints, b_NQB: Ints) -> Floats:
+        site = self.site
+        inside = self.inside_seconds_QKKG[
+            q[None, :], site.kind_P[a_NQA[:, :, 0]], site.kind_P[b_NQB[:, :, 0]], site.group_P[a_NQA[:, :, 0]]
+        ]
+        first = site.node_P[a_NQA[:, :, :1]]
+        together = (site.node_P[a_NQA] == first).all(axis=2) & (site.node_P[b_NQB] == first).all(axis=2)
+        lanes = np.minimum(self._lanes(q, 0, a_NQA), self._lanes(q, 1, b_NQB))[:, :, None, None]
+        messages, sizes = self._messages_Q[q][:, None, None], self._size_bytes_Q[q][:, None, None] / lanes
+        if a_NQA.shape[2] * b_NQB.shape[2] <= MOST_PAIRS:
+            slowest = self._slowest_pair(messages, sizes, a_NQA, b_NQB)
+        else:
+            slowest = np.concatenate(
+                [
+                    self._slowest_groups(messages, sizes[n : n + 1], a_NQA[n : n + 1], b_NQB[n : n + 1])
+                    for n in range(len(a_NQA))
+                ]
+            )
+        return np.asarray(np.where(together, inside, 2.0 * self.runs * slowest))
+
+    def _slowest_pair(self, messages: Floats, sizes: Floats, a_NQA: Ints, b_NQB: Ints) -> Floats:
+        """Return the most seconds of any pair of blocks, one way."""
+        site = self.site
+        same = site.node_P[a_NQA][:, :, :, None] == site.node_P[b_NQB][:, :, None, :]
+        g, h = site.group_P[a_NQA][:, :, :, None], site.group_P[b_NQB][:, :, None, :]
+        latency = np.where(same, site.inside_latency_seconds_G[g], site.between_latency_seconds_GG[g, h])
+        per_byte = np.where(same, site.inside_seconds_per_byte_G[g], site.between_seconds_per_byte_GG[g, h])
+        return np.asarray((messages * latency + sizes * per_byte).max(axis=(2, 3)))
+
+    def _slowest_groups(self, messages: Floats, sizes: Floats, a_NQA: Ints, b_NQB: Ints) -> Floats:
+        """Return the same of many blocks, by the groups of nodes that they are on, whose links are all equal."""
+        site, shape = self.site, (*a_NQA.shape[:2], int(self.site.node_P.max()) + 1)
+        group_of_node = np.zeros(shape[2], dtype=int)
+        group_of_node[site.node_P] = site.group_P
+        on = [np.zeros(shape, dtype=bool) for _ in range(2)]
+        for there, places in zip(on, (a_NQA, b_NQB), strict=True):
+            np.put_along_axis(there, site.node_P[places], True, axis=2)
+        of_group = group_of_node[:, None] == np.arange(len(site.inside_assumed_G))
+        a_NQG, b_NQG, both_NQG = (there @ of_group.astype(int) for there in (*on, on[0] & on[1]))
+        alone_NQG = (a_NQG == 1) & (b_NQG == 1) & (both_NQG == 1)  # one node, the same one
+        apart = (a_NQG > 0)[:, :, :, None] & (b_NQG > 0)[:, :, None, :]
+        apart &= ~(alone_NQG[:, :, :, None] & np.eye(alone_NQG.shape[2], dtype=bool))
+        with np.errstate(invalid="ignore"):  # 0 × ∞ where groups have no link
+            between = messages * site.between_latency_seconds_GG + sizes * site.between_seconds_per_byte_GG
+        inside = messages[:, 0] * site.inside_latency_seconds_G + sizes[:, :, 0] * site.inside_seconds_per_byte_G
+        found = np.where(apart, between, 0.0).max(axis=(2, 3))
+        return np.asarray(np.maximum(found, np.where(both_NQG > 0, inside, 0.0).max(axis=2)))
+
+    def _lanes(self, q: Ints, end: int, places_NQA: Ints) -> Floats:
+        """Return how many times one card's bandwidth one end of each exchange has; see `StageConfiguration.lanes`."""
+        ranks, site = self._ends_Q2[q, end], self.site
+        cards = site.cards_per_device_G[site.group_P[places_NQA]] * self.width_R[ranks][None, :, None]
+        used = np.minimum(cards, self._senders_R[ranks][None, :, None]).sum(axis=-1)
+        return np.asarray(np.maximum(_distinct(site.node_P[places_NQA]), used))
+
+    def between_seconds_GG(self, q: int) -> Floats:
+        """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two.
+
+        A rank on several nodes may have some of a group with more cards: the most that it can have count, so that this
+        is the least that the exchange takes.
+        """
+        exchange, site = self.exchanges[q], self.site
+        cards = [float(one) for one in site.cards_per_device_G]
+        a, b = (np.array([self.configurations[end].lanes(one) for one in cards]) for end in (exchange.a, exchange.b))
+        a, b = (
+            np.full_like(lanes, lanes.max()) if self.blocks_R[end] > 1 else lanes
+            for end, lanes in ((exchange.a, a), (exchange.b, b))
+        )
+        lanes = np.minimum(a[:, None], b[None, :])
+        per_byte = np.where(np.isfinite(site.between_seconds_per_byte_GG), site.between_seconds_per_byte_GG, 0.0)
+        link = exchange.messages * site.between_latency_seconds_GG + exchange.size_bytes / lanes * per_byte
+        return np.asarray(2.0 * self.runs * link)
+
+    def transfer_seconds(self, q: int, a: Place, b: Place) -> float:
+        """Return `transfer_seconds_NQ` of one pair of ranks at these places; cached, because many places are alike."""
+        if len(a) == len(b) == 1:
+            if q not in self._tables:
+                self._tables[q] = self.inside_seconds_QKKG[q].tolist(), self.between_seconds_GG(q).tolist()
+            inside, between = self._tables[q]
+            (kind, group, node), (kind_b, group_b, node_b) = self._pools[a[0]], self._pools[b[0]]
+            return float(inside[kind][kind_b][group] if node == node_b else between[group][group_b])
+        if (q, a, b) not in self._known:
+            self._known[q, a, b] = float(self._transfers(np.array([q]), np.array([[a]]), np.array([[b]]))[0, 0])
+        return self._known[q, a, b]
+
+
+def _distinct(values_NQA: Ints) -> Ints:
+    """Count the distinct values along the last axis."""
+    rising = np.sort(values_NQA, axis=-1)
+    return np.asarray(1 + (rising[..., 1:] != rising[..., :-1]).sum(axis=-1))
+
+
+def message_seconds(
+    problem: Problem, plan: Plan, placements: Sequence[Placement], cluster: Cluster, runs: int = 1
+) -> tuple[float, ...]:
+    """Return what a microbatch's message takes one way from each of the plan's seats to the next, on these devices.
+
+    0 between stages on one rank, and between two copies of the model.
+
+    Args:
+        runs: of the schedule in a step; all of them count.
+    """
+    rank_of = {seat: rank for rank, seats in enumerate(plan.seats_of_ranks) for seat in seats}
+    sent, seconds = dict[int, StageExchange](), [0.0] * (len(plan.seats) - 1)
+    for seat, after in enumerate(plan.seats[1:]):
+        a, b = sorted((rank_of[seat], rank_of[seat + 1]))
+        if a != b and after.start:
+            sent[seat] = StageExchange(a, b, 1, float(problem.cut_bytes_L1[after.start]))
+    prices = LinkPrices(problem, plan, Site.of(cluster), list(sent.values()), runs)
+    places = prices.site.places(placements, prices.width_R.tolist())
+    for q, (seat, exchange) in enumerate(sent.items()):
+        seconds[seat] = prices.transfer_seconds(q, places[exchange.a], places[exchange.b]) / 2
+    return tuple(seconds)

@@ -1,0 +1,173 @@
+"""What is predicted of a plan is with the links of its devices, and no plan on any devices is below what is proved."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.bound.every_plan import every_plan
+from dejavu.binding import Binding, Placement
+from dejavu.binding.link_prices import LinkPrices, StageExchange
+from dejavu.binding.site import Site
+from dejavu.cluster import Cluster, load_cluster
+from dejavu.cost import transfer_costs
+from dejavu.cost.priced_problem import links_between
+from dejavu.parallelism import Parallelism
+from dejavu.planning import Choice, Planner, PlanRequest
+from dejavu.planning.candidates import simulate_bound
+from dejavu.planning.schedules import fits
+from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.profiles import ProfileDatabase
+from dejavu.simulation import simulate_plan
+from dejavu.what_if.own_plan import price_own_plan
+from dejavu.workload import Workload
+
+ALONE = Parallelism(max_data_parallel=1, max_tensor_parallel=1)
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
+NODES = {
+    "two nodes": "- {name: a, count: 2, devices: {type: V100-SXM2-16GB, count: 2}, link: {bandwidth: FAST}}",
+    "one node of two, two of one": "- {name: a, devices: {type: T4, count: 2}, link: {bandwidth: FAST}}\n"
+    "- {name: b, count: 2, devices: {type: T4, count: 1}}",
+    "mixed nodes": "- name: a\n  count: 2\n  link: {bandwidth: FAST}\n"
+    "  devices: [{type: T4, count: 1}, {type: V100-SXM2-16GB, count: 1}]",
+    "fast and slow nodes of one type": "- {name: a, devices: {type: T4, count: 2}, link: {bandwidth: FAST}}\n"
+    "- {name: b, devices: {type: T4, count: 2}, link: {bandwidth: 1 GB/s, latency: 90 us}}",
+}
+SPEEDS = ["100 Mbit/s", "1 Gbit/s", "25 Gbit/s"]
+
+
+@cache
+def workload() -> Workload:
+    options = {"num_blocks": 3, "width": 256, "num_heads": 4}
+    named = {"model": "gpt", "model_options": options, "data": "synthetic", "synthetic": {"num_classes": 256}}
+    sizes = {"sequence_length": 64, "batch_size": 16, "num_microbatches": 4, "trials": {"count": 0}}
+    return Workload.model_validate(named | sizes)
+
+
+def cluster_of(nodes: str, speed: str, folder: Path) -> Cluster:
+    text = f"nodes:\n{NODES[nodes].replace('FAST', '100 GB/s, latency: 3 us')}\n"
+    (folder / "cluster.yaml").write_text(f"{text}links: {{default: {{bandwidth: {speed}, latency: 25 us}}}}\n")
+    return load_cluster(folder / "cluster.yaml")
+
+
+def chosen(nodes: str, speed: str, folder: Path, **changes: object) -> Choice:
+    asked = {"microbatches": (4,), "schedules": SCHEDULES, "parallelism": ALONE, "budget_seconds": 3.0} | changes
+    cluster = cluster_of(nodes, speed, folder)
+    return Planner().plan(PlanRequest(workload(), cluster, database=folder / "profiles_db", **asked))  # type: ignore[arg-type]
+
+
+def every_place(plan: Plan, cluster: Cluster) -> list[Binding]:
+    """The plan on every choice of single devices of its types."""
+    types = [plan.rank_configuration(rank).device_type for rank in range(len(plan.ranks))]
+    found = []
+    for devices in itertools.permutations(cluster.devices(), len(types)):
+        if [device.type_name for device in devices] == types:
+            found.append(Binding(plan, tuple(Placement(r, 0, 0, one) for r, one in enumerate(devices)), 0.0, 0.0))
+    return found
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("nodes", NODES)
+def test_no_plan_on_any_devices_is_simulated_below_what_is_proved(nodes: str, speed: str, tmp_path: Path) -> None:
+    """And the chosen one is what it is said to be, close to the best of all."""
+    choice = chosen(nodes, speed, tmp_path)
+    cluster, (priced,), least = choice.request.cluster, choice.problems, np.inf
+    for plan in (plan for name in SCHEDULES for plan in every_plan(priced, name)):
+        if not fits(priced, plan, simulate_plan(priced, plan)):
+            continue
+        for bound in every_place(plan, cluster):
+            seconds = simulate_bound(priced, bound, cluster).step_seconds
+            assert choice.simulated_lower_bound_seconds <= seconds * (1 + 1e-9), bound
+            least = min(least, seconds)
+    assert least * (1 - 1e-9) <= choice.simulated_seconds <= 1.02 * least
+    for row in choice.considered:
+        for one in row.candidates:
+            assert one.binding is not None and one.binding.plan == one.plan
+            assert one.simulated_seconds == simulate_bound(priced, one.binding, cluster).step_seconds
+            assert choice.simulated_seconds <= one.simulated_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_slow_network_is_in_the_predicted_step(nodes: str, tmp_path: Path) -> None:
+    """Stages that could have been neighbours in one node were priced so, wherever they are."""
+    steps = [chosen(nodes, speed, tmp_path, schedules=("1f1b",)).simulated_seconds for speed in SPEEDS]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_plan_has_one_price(nodes: str, tmp_path: Path) -> None:
+    """The planner's, that of the plan by itself, and that of the plan once more, which is bound as it was."""
+    choice = chosen(nodes, "1 Gbit/s", tmp_path)
+    alone = price_own_plan(choice.request, choice.plan)
+    assert alone.simulated_seconds == pytest.approx(choice.simulated_seconds)
+    again = choice.candidate(choice.plan)
+    assert (again.plan, again.simulated_seconds) == (choice.plan, pytest.approx(choice.simulated_seconds))
+    assert choice.binding.plan == choice.plan
+    low, high = choice.range_seconds
+    assert low <= choice.step_seconds <= high
+
+
+SHAPES = [(1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 2), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_stages_pay_no_less_anywhere_than_what_is_searched_with(seed: int, tmp_path: Path) -> None:
+    """Of any shape, on nodes of any links and cards; on one node each, and where nodes are alike, no more somewhere."""
+    rng = np.random.default_rng(seed)
+    groups, alike = [], seed % 3 == 0
+    for k in range(1 if alike else int(rng.integers(1, 4))):
+        count, devices = 3 if alike else int(rng.integers(1, 4)), int(rng.integers(1, 5))
+        slow = f"{{bandwidth: {rng.choice([2, 20, 200])} GB/s, latency: {rng.choice([2, 200])} us}}"
+        link = "{bandwidth: 900 GB/s, latency: 1 us}" if alike else slow
+        cards = int(rng.choice([1, devices]))
+        groups.append({"name": f"g{k}", "count": count, "devices": {"type": "T4", "count": devices}, "cards": cards})
+        groups[-1]["link"] = dict(pair.split(": ") for pair in link.strip("{}").split(", "))
+    links = {"default": {"bandwidth": f"{rng.choice([1, 50, 4000])} Gbit/s", "latency": f"{rng.choice([1, 50])} us"}}
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"nodes": groups, "links": links}))
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    configurations = [StageConfiguration("T4", *shape[:2], shape[0] * shape[1], 1) for shape in SHAPES]
+    transfers = transfer_costs(cluster, ProfileDatabase(tmp_path / "profiles_db"))
+    priced = links_between(cluster, transfers, configurations)
+    pools, compared = range(len(Site.of(cluster))), 0
+    for size in (0.0, 1e7):
+        for a, b in rng.permutation(list(itertools.product(range(len(SHAPES)), repeat=2)))[:9]:
+            said = priced[a, b, 0] + size * priced[a, b, 1]
+            found = seconds_anywhere(cluster, (configurations[a], configurations[b]), pools, size)
+            compared += len(found)
+            assert all(said <= seconds * (1 + 1e-9) for seconds in found), (SHAPES[a], SHAPES[b], size)
+            if alike and found and SHAPES[a][0] == SHAPES[b][0] == 1:
+                assert said == pytest.approx(min(found)), (SHAPES[a], SHAPES[b], size)
+    assert compared or cluster.num_devices == 1
+
+
+def seconds_anywhere(
+    cluster: Cluster, pair: tuple[StageConfiguration, StageConfiguration], pools: range, size: float
+) -> list[float]:
+    """What a message takes one way between two stages, wherever they have room."""
+    site = Site.of(cluster)
+    plan = Plan.from_dict(
+        {
+            "schedule": "1f1b",
+            "num_microbatches": 2,
+            "stages": [{"start": k, "stop": k + 1, "configuration": one.to_dict()} for k, one in enumerate(pair)],
+        }
+    )
+    problem = Problem.__new__(Problem)  # its links are asked only for what a cluster file does not say
+    object.__setattr__(problem, "configurations", pair)
+    object.__setattr__(problem, "link_latency_seconds_CC", np.zeros((2, 2)))
+    object.__setattr__(problem, "link_seconds_per_byte_CC", np.zeros((2, 2)))
+    prices, found = LinkPrices(problem, plan, site, [StageExchange(0, 1, 1, size)], 1), []
+    for a in itertools.combinations_with_replacement(pools, pair[0].num_nodes):
+        for b in itertools.combinations_with_replacement(pools, pair[1].num_nodes):
+            taken = np.zeros(len(site), dtype=int)
+            np.add.at(taken, list(a), pair[0].devices_per_node)
+            np.add.at(taken, list(b), pair[1].devices_per_node)
+            if (taken <= site.size_P).all():
+                found.append(prices.transfer_seconds(0, a, b) / 2)
+    return found
