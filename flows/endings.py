@@ -149,7 +149,12 @@ def trains_in(folder: Path) -> None:
 
 @contextmanager
 def interrupts_as_such() -> Iterator[None]:
-    """Raise what became of an interrupt as an interrupt, so that Prefect calls the flow Crashed by it, not Failed."""
+    """Raise what became of an interrupt as an interrupt, so that Prefect calls the flow Crashed by it, not Failed.
+
+    One of which nothing became, as in a library that tries an import and drops every exception, ends what begins next.
+    """
+    if _interrupts.came:
+        raise KeyboardInterrupt
     try:
         yield
     except Exception as error:

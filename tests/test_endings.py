@@ -7,8 +7,10 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,7 +27,7 @@ from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.workload import OptimizerSettings, Workload
-from flows import services
+from flows import endings, services
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
 from flows.processes import RUN
@@ -470,6 +472,24 @@ with use_temporary_server(Path.cwd()) as server:
     states = {run.state_name for run in get_client(sync_client=True).read_flow_runs()}
     print(*states)
 """
+
+
+def test_an_interrupt_that_a_library_drops_ends_what_begins_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do that try to import something, and go on without it whatever happens."""
+    monkeypatch.setattr(endings, "_interrupts", endings._Interrupts())
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, endings._interrupts.first)
+        with endings.interrupts_as_such():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            except:  # noqa: E722
+                pass
+        with pytest.raises(KeyboardInterrupt), endings.interrupts_as_such():
+            pytest.fail("it was dropped")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.integration
