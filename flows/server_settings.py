@@ -48,11 +48,17 @@ def given() -> tuple[str, ...]:
     """Return the names of those of `SECRETS` that are set.
 
     Raises:
-        InputError: a database is not Postgres.
+        InputError: a database is not Postgres, or its URL has characters that no URL has.
     """
     for name in (PREFECT_DATABASE, MLFLOW_DATABASE):
-        # The URL itself is not repeated: it has a password.
-        scheme = urlsplit(os.environ.get(name, "")).scheme
+        # The URL itself is not repeated: it has a password. Python's own errors repeat it.
+        try:
+            scheme = urlsplit(os.environ.get(name, "")).scheme
+        except ValueError:
+            raise InputError(
+                f"{name} has a character that no URL has, as [ in a password; wanted {POSTGRES}://user:password@host:port/"
+                "database, with %5B for [, and so for each such character"
+            ) from None
         if os.environ.get(name) and scheme != POSTGRES:
             raise InputError(f"{name} starts with {scheme!r}; wanted {POSTGRES}://user:password@host:port/database")
     return tuple(name for name in SECRETS if os.environ.get(name))

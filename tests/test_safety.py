@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import dask.config
 import distributed
@@ -241,6 +242,17 @@ def test_a_database_s_password_is_not_repeated(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match="DEJAVU_MLFLOW_DATABASE_URL starts with 'mysql'") as caught:
         server_settings.given()
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [server_settings.PREFECT_DATABASE, server_settings.MLFLOW_DATABASE])
+@pytest.mark.parametrize("character", [*"[]⁈℀／：＠＃"])  # some are written as ?, /, :, @ or # in a normal form
+def test_nor_is_it_where_its_url_cannot_be_read(character: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, f"postgresql://one:canary{character}@db/kept")
+    with pytest.raises(InputError, match=f"{name} has a character that no URL has") as caught:
+        server_settings.given()
+    assert "canary" not in str(caught.value) and caught.value.__suppress_context__
+    monkeypatch.setenv(name, f"postgresql://one:canary{quote(character)}@db/kept")
+    assert server_settings.given() == (name,)
 
 
 # What is kept
