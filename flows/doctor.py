@@ -31,7 +31,7 @@ from flows.processes import is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
 from flows.server_settings import LOOPBACK
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 11, 4)  # as pyproject.toml says
 PACKAGES = (
     *("torch", "numpy", "numba", "scikit-learn", "pyarrow"),
     *("prefect", "fastapi", "sqlalchemy", "dask", "distributed", "mlflow"),
@@ -90,7 +90,8 @@ def _python(project: Path) -> list[Check]:
     wanted = ".".join(map(str, OLDEST_PYTHON))
     ok = sys.version_info >= OLDEST_PYTHON
     found = f"{platform.python_version()} ({sys.executable})"
-    return [Check("Python", ok, found, "" if ok else f"Python {wanted} or newer: make clean run PYTHON=python{wanted}")]
+    newer = f"Python {wanted} or newer: make clean run PYTHON=python{wanted.rpartition('.')[0]}"
+    return [Check("Python", ok, found, "" if ok else newer)]
 
 
 def _packages(project: Path) -> list[Check]:

@@ -9,12 +9,14 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from dejavu.foundation.processes.parents import PARENT
@@ -48,6 +50,16 @@ def test_a_sound_project_has_nothing_to_do(project: Path) -> None:
 
 def test_this_repository_is_installed_as_it_was_tested() -> None:
     assert [check for check in doctor._packages(ROOT) if not check.ok] == []
+
+
+@pytest.mark.parametrize("found", [(3, 10, 14), (3, 11, 0), (3, 11, 3), (3, 11, 4), (3, 11, 9), (3, 12, 0), (3, 13, 1)])
+def test_python_is_as_old_as_pip_takes(found: tuple[int, ...], project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12 has 3.11.2."""
+    takes = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    monkeypatch.setattr(sys, "version_info", found)
+    (check,) = doctor._python(project)
+    assert check.ok == takes.contains(".".join(map(str, found)))
+    assert check.ok or "Python 3.11.4 or newer" in check.remedy
 
 
 def test_a_wrong_pin(project: Path) -> None:
