@@ -27,7 +27,7 @@ from dejavu.foundation.processes.parents import PARENT
 from dejavu.foundation.processes.start import started_at
 from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
-from flows.processes import is_free, listener
+from flows.processes import family, is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
 from flows.server_settings import LOOPBACK
 
@@ -175,7 +175,8 @@ def _services(project: Path) -> list[Check]:
 
 
 def _ports(project: Path) -> list[Check]:
-    ours = service_record.status(project)
+    found = service_record.recorded(project)
+    ours = found if found and found.dead != service_record.SERVICES else None  # of which a part may have ended
     return [
         _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours, ours.host if ours else LOOPBACK),
         _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours, LOOPBACK),
@@ -186,11 +187,12 @@ def _port(server: str, port: int, ours: service_record.Services | None, host: st
     name = f"port {port} ({server})"
     if is_free(port, host):
         return Check(name, True, "free")
-    if ours:
-        return Check(name, True, "ours")
     holder = listener(port)
+    if ours and (holder is None or holder.pid in {one.pid for one in family(ours.processes, ours.token)}):
+        return Check(name, True, "ours")
     by = f" by {holder.name()} (pid {holder.pid})" if holder else " by another process"
-    return Check(name, None, f"taken{by}", "stop it, or let dejavu up choose the next free port")
+    first = "dejavu down, then " if ours else ""  # what has a port keeps it
+    return Check(name, None, f"taken{by}", f"stop it, or {first}let dejavu up choose the next free port")
 
 
 def _training(project: Path) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 
 import psutil
@@ -97,6 +99,43 @@ def test_services_of_which_one_has_died(project: Path) -> None:
     check = told(project, "services")
     assert "worker" in check.found
     assert "dejavu up" in check.remedy
+
+
+LISTEN = """
+import socket, sys
+both = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+print(*(one.getsockname()[1] for one in both), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "alive", [alive for n in range(4) for alive in itertools.combinations(("mlflow", "prefect", "worker"), n)]
+)
+def test_ports_are_ours_while_any_of_our_services_listens_there(
+    alive: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told to stop a server of this project because its worker has ended; and another's is not ours."""
+    words = [sys.executable, "-c", LISTEN]
+    with Popen(words, stdin=PIPE, stdout=PIPE, text=True) as server, Popen(words, stdin=PIPE, stdout=PIPE) as other:
+        assert server.stdout is not None
+        ports = [int(port) for port in server.stdout.readline().split()]
+        monkeypatch.setattr(services, "PREFECT_PORT", ports[0])
+        monkeypatch.setattr(services, "MLFLOW_PORT", ports[1])
+        found = service_record.Services(str(project), "t", *ports)
+        for name in alive:
+            pid = other.pid if name == "worker" else server.pid
+            found = found.with_process(RecordedProcess(name, pid, start_seconds(psutil.Process(pid)), ""))
+        service_record.record(found)
+        told = doctor._ports(project)
+        server.kill()
+        other.kill()
+    is_ours = bool({"mlflow", "prefect"} & {*alive})
+    assert [check.found == "ours" for check in told] == [is_ours] * 2
+    assert all(check.ok or str(server.pid) in check.found for check in told)
+    assert all(
+        bool(check.remedy) != is_ours and ("dejavu down" in check.remedy) == (alive == ("worker",)) for check in told
+    )
 
 
 @pytest.mark.parametrize("silent", [(), ("prefect",), ("mlflow",), ("prefect", "mlflow")])
