@@ -159,4 +159,4 @@ def dejavu(
             )
         record_report(here.run, found)
         show_tracked(here.run)
-        return Outcome(found, here.run.artifact_folder, here.run.uri)
+        return Outcome(found, here.run.artifact_folder, here.run.address)

@@ -19,6 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
+from dejavu.foundation.errors import DejavuError
 from dejavu.track import Metric, Tracker, runs, sweep_killed, tracking_uri
 from dejavu.track.server import Server
 from tests.waiting import PATIENCE_SECONDS
@@ -89,7 +90,7 @@ def test_a_flow_has_a_parent_and_children(project):
             run.metric("step_seconds", 0.25)
         assert tracker.artifact_folder.is_relative_to(project / "mlartifacts")
         parent_id = tracker.run_id
-    assert tracker.uri == tracking_uri(project) == f"sqlite:///{project}/mlflow.db"
+    assert tracker.address == tracking_uri(project) == f"sqlite:///{project}/mlflow.db"
     found = all_runs(project)
     assert set(found) == {"full", "search"}
     assert found["full"].info.run_id == parent_id
@@ -290,6 +291,49 @@ def test_an_unreachable_server_spools_and_the_next_open_replays(project, port, r
     assert_all_recorded(project, "away")
     assert_all_recorded(project, "here")
     assert not spool(project)
+
+
+LOGINS = ["me:canary", "canary", "me:can/canary", "me:canary@home", "me%40here:canary%2F"]
+PLACES = [
+    "http://{}h:5000/a@b",
+    "https://{}h.example",
+    "postgresql://{}h:5432/mlflow",
+    "postgresql+psycopg2://{}h/kept",
+]
+
+
+@pytest.mark.parametrize("login", LOGINS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tracking_uri_is_told_without_its_password(place, login, project, monkeypatch):
+    if place.startswith("http") and "/canary" in login:
+        pytest.skip("no address: a host ends there")
+    uri = place.format(f"{login}@")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    server = Server(project)
+    assert server.uri == uri and server.address == place.format("")
+    assert server.without_login(f"request to {uri}/api failed") == f"request to {place.format('')}/api failed"
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////home/me@work/mlflow.db", "http://h/a@b", "databricks", "file:///a@b"])
+def test_a_tracking_uri_without_a_password_is_told_whole(uri, project, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert Server(project).address == uri and Server(project).without_login("an error@") == "an error@"
+
+
+def test_a_password_of_mlflow_is_in_no_log_and_no_record(project, closed_port, monkeypatch, caplog, capfd):
+    """MLflow repeats the whole address in its own errors."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary-5ecret@127.0.0.1:{closed_port}")
+    record_all(project, "away")
+    with pytest.raises(DejavuError, match=f"MLflow at http://127.0.0.1:{closed_port} does not answer") as caught:
+        runs(project)
+    told = [row.getMessage() for row in caplog.records if row.name.startswith("dejavu")]
+    assert any("the run continues" in text for text in told)
+    for text in (*told, str(caught.value), *capfd.readouterr()):
+        assert "-5ecret" not in text
+    files = [path for path in project.rglob("*") if path.is_file()]
+    assert spool(project) and not [path for path in files if b"-5ecret" in path.read_bytes()]
 
 
 def test_a_database_that_fails_in_mid_run_gets_the_rest_at_the_end(project, monkeypatch):

@@ -141,7 +141,8 @@ def _search(server: Server, most: int) -> list[MlflowRun]:
 def _failed(server: Server, error: Exception) -> DejavuError:
     if isinstance(error, DejavuError):
         return error
-    return DejavuError(f"MLflow at {server.uri} does not answer ({' '.join(str(error).split())[:200]})")
+    why = server.without_login(" ".join(str(error).split()))[:200]
+    return DejavuError(f"MLflow at {server.address} does not answer ({why})")
 
 
 def _copies(project: Path, summary: RunSummary) -> Path:

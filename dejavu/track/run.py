@@ -278,8 +278,9 @@ class Tracker(Run):
             recorder.close()
 
     @property
-    def uri(self) -> str:
-        return self._recorder.server.uri
+    def address(self) -> str:
+        """Where MLflow is, without the user and the password that its URI may have."""
+        return self._recorder.server.address
 
     @property
     def page(self) -> str:

@@ -54,6 +54,14 @@ def tracking_uri(project: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project.resolve() / 'mlflow.db'}"
 
 
+def _login(uri: str) -> str:
+    """Return the user and the password in a URI, with the @ after them; empty: it has none."""
+    place = uri.partition("://")[2]
+    if uri.startswith("http"):  # the path may have an @; of a database the password may have a slash
+        place = place.partition("/")[0]
+    return "" if place.startswith("/") else "".join(place.rpartition("@")[:2])
+
+
 def sweep_killed(project: Path) -> list[str]:
     """Set to KILLED the runs that processes of this host left open when they were killed; return their names."""
     server = Server(project)
@@ -87,6 +95,15 @@ class Server:
         if self.uri.startswith("http"):
             for name, value in HTTP_SETTINGS.items():
                 os.environ.setdefault(name, value)
+
+    @property
+    def address(self) -> str:
+        """Where MLflow is, for people and records."""
+        return self.without_login(self.uri)
+
+    def without_login(self, text: str) -> str:
+        """Return a text, as MLflow's errors are, without the user and the password of the tracking URI."""
+        return text.replace(_login(self.uri), "")
 
     def run_id(self, key: str) -> str | None:
         """Return MLflow's own id of a run, where this process knows it."""

@@ -59,7 +59,7 @@ class Recorder:
                 return
             except Exception as error:  # MLflow's, its database's, the connection's: none may stop the flow
                 if is_refusal(error):
-                    log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
+                    log.warning("MLflow refused a %s: %s", entry["kind"], self._line(error))
                     return
                 self._begin(error)
         self._keep(entry)
@@ -79,7 +79,7 @@ class Recorder:
         with self._thread_lock:
             if self.is_spooling and not self._send_mine():
                 log.warning(
-                    "MLflow at %s still fails; the next run sends the records in %s", self.server.uri, self._mine
+                    "MLflow at %s still fails; the next run sends the records in %s", self.server.address, self._mine
                 )
             if self._lock is not None:
                 self._lock.release()
@@ -87,8 +87,8 @@ class Recorder:
     def _begin(self, error: Exception) -> None:
         log.warning(
             "MLflow at %s fails (%s); the run continues, its records are kept in %s and sent later",
-            self.server.uri,
-            _line(error),
+            self.server.address,
+            self._line(error),
             self._mine,
         )
         self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -117,7 +117,7 @@ class Recorder:
             if entry["kind"] == "create":
                 self._unkept.append(entry)
                 return
-            log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, _line(error))
+            log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, self._line(error))
 
     def _send_mine(self) -> bool:
         self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -126,12 +126,12 @@ class Recorder:
             if was_kept:
                 self._send(self._mine)
         except Exception as error:
-            log.debug("MLflow still fails: %s", _line(error))
+            log.debug("MLflow still fails: %s", self._line(error))
             return False
         if self._mine.exists():
             return False
         if was_kept:
-            log.warning("MLflow at %s answers again and has the records that were kept", self.server.uri)
+            log.warning("MLflow at %s answers again and has the records that were kept", self.server.address)
         if self._lock is not None:
             self._lock.release()
         self._lock = None
@@ -144,7 +144,7 @@ class Recorder:
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             entries = _entries(lines)
         except (OSError, ValueError) as error:
-            log.warning("the MLflow records in %s cannot be read and are left: %s", path, _line(error))
+            log.warning("the MLflow records in %s cannot be read and are left: %s", path, self._line(error))
             return
         whole = sum(line.endswith("\n") for line in lines)  # of the last, which may be cut, nothing is expected
         if len(entries) < whole:
@@ -155,7 +155,7 @@ class Recorder:
         before = {entry["run"] for entry in entries} | {entry["parent"] for entry in entries if entry.get("parent")}
         for key in before - made:
             if self.server.find(key) is None:
-                log.warning("MLflow at %s has no run of the records in %s; they are left", self.server.uri, folder)
+                log.warning("MLflow at %s has no run of the records in %s; they are left", self.server.address, folder)
                 return
         for entry in entries:
             if entry["kind"] in HELD_IN:
@@ -166,8 +166,13 @@ class Recorder:
             except Exception as error:
                 if not is_refusal(error):
                     raise
-                log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
+                log.warning("MLflow refused a %s: %s", entry["kind"], self._line(error))
         shutil.rmtree(folder)
+
+    def _line(self, error: Exception) -> str:
+        """Return the error in one line of limited length."""
+        text = self.server.without_login(" ".join(str(error).split())) or type(error).__name__
+        return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _ends_a_line(path: Path) -> bool:
@@ -192,9 +197,3 @@ def _entries(lines: Sequence[str]) -> list[Entry]:
     if why is not None and not found:
         raise why
     return found
-
-
-def _line(error: Exception) -> str:
-    """Return the error in one line of limited length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}…"
