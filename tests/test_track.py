@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -334,6 +335,15 @@ def test_a_password_of_mlflow_is_in_no_log_and_no_record(project, closed_port, m
         assert "-5ecret" not in text
     files = [path for path in project.rglob("*") if path.is_file()]
     assert spool(project) and not [path for path in files if b"-5ecret" in path.read_bytes()]
+
+
+def test_mlflow_prints_nothing_where_a_run_ends(closed_port, monkeypatch, capfd):
+    """With a server it would ask that for the run's page and print it, between the lines of `dejavu run --json`."""
+    client = MlflowClient(f"http://127.0.0.1:{closed_port}")
+    run = SimpleNamespace(data=SimpleNamespace(tags={}), info=SimpleNamespace(experiment_id="1", run_name="a run"))
+    monkeypatch.setattr(type(client._tracking_client.store), "get_run", lambda store, run_id: run)
+    client._tracking_client._log_url("some-run")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_database_that_fails_in_mid_run_gets_the_rest_at_the_end(project, monkeypatch):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import below, which would send telemetry
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one file a bar, between the lines of a log
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # of each run, where programs read our lines
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric, Param, RunTag
 from mlflow.entities import Run as MlflowRun
