@@ -93,14 +93,14 @@ def mlflow_server(names: Collection[str], project: Path) -> dict[str, str]:
 
 
 def clients(names: Collection[str], mlflow_url: str) -> dict[str, str]:
-    """Return the settings of what talks to the servers: the worker, its runs, and commands.
+    """Return the settings of what talks to the servers: the worker, its runs, and `dejavu run`."""
+    password = {CLIENT_AUTH: found} if AUTH in names and (found := _password()) else {}
+    return password | records(names, mlflow_url)
 
-    Records go to mlflow.db itself where there is one: that takes no server.
-    """
-    return {
-        **({CLIENT_AUTH: password} if AUTH in names and (password := _password()) else {}),
-        **({"MLFLOW_TRACKING_URI": mlflow_url} if MLFLOW_DATABASE in names else {}),
-    }
+
+def records(names: Collection[str], mlflow_url: str) -> dict[str, str]:
+    """Return the settings of what reads records, too: they are in mlflow.db itself, which takes no server, or there."""
+    return {"MLFLOW_TRACKING_URI": mlflow_url} if MLFLOW_DATABASE in names else {}
 
 
 def headers(names: Collection[str]) -> dict[str, str]:

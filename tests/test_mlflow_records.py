@@ -57,8 +57,10 @@ from dejavu.track.database import upgrade_database
 from dejavu.track.reading import RecordedRun, RunSummary
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
+from flows import service_record
 from flows.__main__ import app
 from flows.recorded.tables import compared
+from flows.server_settings import MLFLOW_DATABASE, SECRETS
 from flows.upkeep.backup import backup, restore
 from tasks import recording
 from tasks.recording import HELD_OUT_LOSS, record_model, record_training, record_trials
@@ -547,6 +549,23 @@ def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeyp
     page = project / "mlartifacts" / third.run_id / "artifacts" / "report" / "report.html"
     assert invoke(project, monkeypatch, "report") == f"{page}\n"
     assert json.loads(invoke(project, monkeypatch, "report", "last", "--json"))["report"] == str(page)
+
+
+@pytest.mark.parametrize("needs", [needs for n in range(4) for needs in itertools.combinations(SECRETS, n)])
+@pytest.mark.parametrize("words", [("runs",), ("report",), ("compare", "last", "last"), ("export",)])
+def test_the_commands_read_where_services_keep_records(
+    words: tuple[str, ...], needs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mlflow.db; or, of services on Postgres, by their server, which has ended here."""
+    for name in ("TIMEOUT", "MAX_RETRIES", "BACKOFF_FACTOR"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # what a command sets ends with the test
+    monkeypatch.chdir(tmp_path)
+    service_record.record(service_record.Services(str(tmp_path), "token", 1, 2, needs=needs))
+    done = CliRunner().invoke(app, list(words))
+    told = done.output + str(done.exception)
+    assert ("MLflow at http://127.0.0.1:2 does not answer" in told) == (MLFLOW_DATABASE in needs)
+    assert ("no run is recorded" in told) == (MLFLOW_DATABASE not in needs)
 
 
 def test_plans_that_differ_have_a_row_that_differs() -> None:

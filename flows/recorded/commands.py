@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,16 @@ RunArgument = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
+def _project() -> Path:
+    """Return the project, whose records are read where the services of `dejavu up` keep them."""
+    from flows import server_settings, service_record
+
+    project = Path.cwd()
+    if (up := service_record.recorded(project)) is not None:
+        os.environ.update(server_settings.records(up.needs, up.mlflow_url))
+    return project
+
+
 @records.command(epilog="Examples:  dejavu runs  |  dejavu runs --most 100 --json")
 def runs(
     most: Annotated[int, typer.Option(min=1, help="at most so many, the latest")] = 20,
@@ -27,13 +38,14 @@ def runs(
     from dejavu.track import runs as recorded_runs
     from flows.recorded.tables import runs_table
 
-    found = recorded_runs(Path.cwd(), most)
+    project = _project()
+    found = recorded_runs(project, most)
     if as_json:
         typer.echo(json_text([asdict(run) for run in found]))
     elif found:
         console().print(runs_table(found))
     else:
-        typer.echo(f"no run is recorded for {Path.cwd()}; `dejavu run` makes one")
+        typer.echo(f"no run is recorded for {project}; `dejavu run` makes one")
 
 
 @records.command(
@@ -49,7 +61,7 @@ def compare(
     from dejavu.track import find_run, recorded
     from flows.recorded.tables import compared, comparison_tables
 
-    project = Path.cwd()
+    project = _project()
     content = compared(*(recorded(project, find_run(project, name)) for name in (first, second)))
     if as_json:
         typer.echo(json_text(content))
@@ -72,8 +84,9 @@ def report(
 
     from dejavu.track import find_run, report_of
 
-    found = find_run(Path.cwd(), run)
-    path = report_of(Path.cwd(), found)
+    project = _project()
+    found = find_run(project, run)
+    path = report_of(project, found)
     typer.echo(json_text({"run": asdict(found), "report": str(path)}) if as_json else str(path))
     if open_:
         typer.launch(path.as_uri())
@@ -98,7 +111,7 @@ def export(
     """Write a training's weights under the plain module's names, or transformers', whatever plan trained them."""
     from flows.recorded.exporting import exported, sentence
 
-    found = exported(Path.cwd(), run, to, out, step, best=best)
+    found = exported(_project(), run, to, out, step, best=best)
     files = [str(path) for path in found.files]
     content = {"folder": str(found.folder), "files": files, "step": found.step, "loss": found.loss}
     content["held_out_loss"] = found.held_out_loss
