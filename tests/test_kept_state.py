@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -36,10 +37,12 @@ from dejavu.track import Tracker
 from dejavu.track.old_runs import delete_old_runs
 from flows import service_record
 from flows.processes import RecordedProcess
-from flows.upkeep.backup import backup, restore
+from flows.server_settings import MLFLOW_DATABASE, PREFECT_DATABASE
+from flows.upkeep.backup import backup, on_other_machines, restore
 from flows.upkeep.cleaning import DAY_SECONDS, KEPT_DAYS, clean, leftovers
 from tests.rows import row
 
+DATABASES = (PREFECT_DATABASE, MLFLOW_DATABASE)
 ROW = row(kind="layer", subject="a", direction="forward", microbatch_size=4, flops=1e9, seconds=1e-3)
 HOLD = """
 import sys
@@ -331,6 +334,20 @@ def test_nothing_is_touched_while_a_run_measures_or_trains(project: Path, tmp_pa
                 command()
         assert contents(project) == before
         holder.communicate("")
+
+
+@pytest.mark.parametrize("asked", [asked for n in range(3) for asked in itertools.combinations(DATABASES, n)])
+@pytest.mark.parametrize("needs", [needs for n in range(3) for needs in itertools.combinations(DATABASES, n)])
+def test_databases_that_a_backup_lacks_are_named(
+    needs: tuple[str, ...], asked: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are set now, and those that services were started with: another shell may not have them."""
+    for name in DATABASES:
+        monkeypatch.setenv(name, "postgresql://one:canary@db/kept" if name in asked else "")
+    service_record.record(service_record.Services(str(project), "token", 1, 2, needs=needs))
+    told = on_other_machines(project)
+    assert [name for name in DATABASES if name in told] == [name for name in DATABASES if name in {*needs, *asked}]
+    assert bool(told) == bool(needs or asked) and "canary" not in told
 
 
 def test_nothing_is_restored_under_running_services(

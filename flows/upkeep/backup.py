@@ -137,9 +137,14 @@ def restore(project: Path, file: Path, *, force: bool = False, wait: bool = Fals
     return Saved(len(new), size_bytes)
 
 
-def on_other_machines() -> str:
-    """Name what this project keeps in databases that no backup of its folder has; empty: nothing."""
-    names = [name for name in (PREFECT_DATABASE, MLFLOW_DATABASE) if os.environ.get(name)]
+def on_other_machines(project: Path) -> str:
+    """Name what this project keeps in databases that no backup of its folder has; empty: nothing.
+
+    Services that run know it, where the environment is another one by now.
+    """
+    up = service_record.recorded(project)
+    needs = up.needs if up is not None else ()
+    names = [name for name in (PREFECT_DATABASE, MLFLOW_DATABASE) if os.environ.get(name) or name in needs]
     return f"not in it: the databases of {' and '.join(names)}; `pg_dump` saves them" if names else ""
 
 

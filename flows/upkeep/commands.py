@@ -19,9 +19,10 @@ def backup(
     """Save what this project keeps in one file: measured costs, runs, checkpoints, trials, records."""
     from flows.upkeep import backup as saving
 
-    saved = saving.backup(Path.cwd(), file, wait=wait)
+    project = Path.cwd()
+    saved = saving.backup(project, file, wait=wait)
     typer.echo(f"saved {saved} in {file}")
-    if elsewhere := saving.on_other_machines():
+    if elsewhere := saving.on_other_machines(project):
         typer.echo(elsewhere)
 
 
