@@ -54,6 +54,7 @@ from dejavu.track import (
     save_model,
 )
 from dejavu.track.database import upgrade_database
+from dejavu.track.old_runs import delete_old_runs
 from dejavu.track.reading import RecordedRun, RunSummary
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
@@ -312,7 +313,8 @@ def schema_of(database: Path) -> str:
         return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
 
 
-def test_an_older_database_is_upgraded_and_a_copy_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def make_older(database: Path) -> tuple[str, str]:
+    """Make a database as an earlier MLflow did; return its schema and today's."""
     from alembic import command
     from alembic.script import ScriptDirectory
     from mlflow.store.db import utils
@@ -320,7 +322,6 @@ def test_an_older_database_is_upgraded_and_a_copy_is_kept(tmp_path: Path, caplog
     from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
     from sqlalchemy import create_engine
 
-    database = tmp_path / "mlflow.db"
     engine = create_engine(f"sqlite:///{database}")
     config = utils._get_alembic_config("")
     revisions = [row.revision for row in ScriptDirectory.from_config(config).walk_revisions()]
@@ -330,25 +331,52 @@ def test_an_older_database_is_upgraded_and_a_copy_is_kept(tmp_path: Path, caplog
         command.upgrade(config, revisions[8])
     engine.dispose()
     assert schema_of(database) == revisions[8]
+    return revisions[8], revisions[0]
+
+
+def make_newer(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        connection.execute("INSERT INTO alembic_version VALUES ('fromthefuture')")
+        connection.commit()
+
+
+def test_an_older_database_is_upgraded_and_a_copy_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = tmp_path / "mlflow.db"
+    old, newest = make_older(database)
     with Tracker.open(tmp_path, "after") as run:
         run.metric("loss", 1.0)
     assert [one.name for one in runs(tmp_path)] == ["after"]
-    assert schema_of(database) == revisions[0]
-    assert schema_of(tmp_path / f"mlflow.db.before-{revisions[0]}") == revisions[8]
+    assert schema_of(database) == newest
+    assert schema_of(tmp_path / f"mlflow.db.before-{newest}") == old
     assert "is upgraded" in caplog.text
     assert not list((tmp_path / ".dejavu").glob("mlflow-spool/*"))
 
 
 def test_a_newer_database_is_refused_in_a_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-        connection.execute("INSERT INTO alembic_version VALUES ('fromthefuture')")
-        connection.commit()
+    make_newer(tmp_path / "mlflow.db")
     with pytest.raises(DatabaseError, match=r"mlflow\.db has schema fromthefuture, which MLflow .* does not know"):
         runs(tmp_path)
     with Tracker.open(tmp_path, "kept for later") as run:
         run.metric("loss", 1.0)
     assert schema_of(tmp_path / "mlflow.db") == "fromthefuture"
+
+
+def test_gc_keeps_a_copy_of_an_older_database(tmp_path: Path) -> None:
+    old, newest = make_older(tmp_path / "mlflow.db")
+    assert delete_old_runs(tmp_path, 1) == 0
+    assert schema_of(tmp_path / "mlflow.db") == newest
+    assert schema_of(tmp_path / f"mlflow.db.before-{newest}") == old
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_gc_says_in_a_sentence_what_it_cannot_open(dry_run: bool, tmp_path: Path) -> None:
+    make_newer(tmp_path / "mlflow.db")
+    with pytest.raises(DatabaseError, match="has schema fromthefuture, which MLflow"):
+        delete_old_runs(tmp_path, 1, dry_run=dry_run)
+    (tmp_path / "mlflow.db").write_text("not a database, but a longer text" * 100)
+    with pytest.raises(DatabaseError, match="cannot be opened: file is not a database; wanted MLflow's database"):
+        delete_old_runs(tmp_path, 1, dry_run=dry_run)
 
 
 def test_a_database_that_another_process_makes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.track.database import EXPERIMENT
+from dejavu.track.database import EXPERIMENT, upgrade_database
 from dejavu.track.server import PARENT_TAG
 
 MODELS_TAG = "mlflow.modelVersions"  # of a run whose artifacts a registered model is
@@ -27,11 +27,12 @@ def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
         dry_run: delete nothing, only count.
 
     Raises:
-        DejavuError: MLflow could not delete them.
+        DejavuError: MLflow could not delete them, or the database is of a newer MLflow, or none.
     """
     database = project.resolve() / "mlflow.db"
     if not database.exists():
         return 0
+    upgrade_database(database)
     client = MlflowClient(f"sqlite:///{database}")
     old = _old_runs(client, keep)
     for run in [] if dry_run else old:
