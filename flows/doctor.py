@@ -29,7 +29,7 @@ from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
 from flows.processes import family, is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
-from flows.server_settings import LOOPBACK
+from flows.server_settings import LOOPBACK, MLFLOW_DATABASE
 
 OLDEST_PYTHON = (3, 11, 4)  # as pyproject.toml says
 PACKAGES = (
@@ -256,7 +256,9 @@ def _mlflow(project: Path) -> list[Check]:
     """Check MLflow's database with sqlite3: MLflow itself would upgrade a database that it opens."""
     name, path = "MLflow database", project / "mlflow.db"
     if not path.exists():
-        return [Check(name, True, "none yet: the first run makes it")]
+        up = service_record.recorded(project)
+        has_own = up is not None and MLFLOW_DATABASE in up.needs
+        return [Check(name, True, f"that of {MLFLOW_DATABASE}" if has_own else "none yet: the first run makes it")]
     query = """SELECT runs.run_uuid, pid.value, start.value, boot.value FROM runs
                LEFT JOIN tags AS pid ON pid.run_uuid = runs.run_uuid AND pid.key = 'dejavu.pid'
                LEFT JOIN tags AS start ON start.run_uuid = runs.run_uuid AND start.key = 'dejavu.process_start_seconds'

@@ -26,6 +26,7 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import doctor, service_record, services
 from flows.doctor import Check, checks, table
 from flows.processes import RecordedProcess
+from flows.server_settings import AUTH, MLFLOW_DATABASE, PREFECT_DATABASE, SECRETS
 
 ROOT = Path(__file__).parents[1]
 
@@ -192,6 +193,13 @@ def test_a_run_of_a_killed_process(project: Path) -> None:
         database.execute("INSERT INTO runs VALUES ('a1', 'RUNNING', 'active'), ('b2', 'FINISHED', 'active')")
         database.executemany("INSERT INTO tags VALUES ('a1', ?, ?)", [(PID_TAG, str(os.getpid())), (START_TAG, "1.5")])
     assert "a1" in told(project, "MLflow database").found
+
+
+@pytest.mark.parametrize("needs", [(), (AUTH,), (MLFLOW_DATABASE,), (AUTH, PREFECT_DATABASE), SECRETS])
+def test_services_with_a_database_of_their_own_lack_none(needs: tuple[str, ...], project: Path) -> None:
+    service_record.record(service_record.Services(str(project), "t", 1, 2, needs=needs))
+    (check,) = doctor._mlflow(project)
+    assert check.ok and (MLFLOW_DATABASE in check.found) == (MLFLOW_DATABASE in needs) == ("none" not in check.found)
 
 
 def test_an_mlflow_database_that_is_none(project: Path) -> None:
