@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dejavu.foundation.errors import was_interrupted
+from dejavu.foundation.processes.files import finite
 
 if TYPE_CHECKING:
     from flows.full import Outcome
@@ -80,6 +80,5 @@ def say_complete(sentence: str, *, as_json: bool) -> None:
 
 
 def _print(event: dict[str, Any]) -> None:
-    finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in event.items()}
-    sys.stdout.write(json.dumps(finite, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()  # a program waits for each line

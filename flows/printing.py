@@ -8,6 +8,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dejavu.foundation.processes.files import finite
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,8 +24,8 @@ def console() -> Console:
 
 
 def json_text(content: Any) -> str:
-    """Return indented JSON."""
-    return json.dumps(content, indent=1, ensure_ascii=False)
+    """Return indented JSON, with null for numbers that are not finite."""
+    return json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def print_in_any_locale() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
 from dejavu.runtime.job import job_to_resume, prepared_job
 from dejavu.runtime.job.resume import earlier_training
+from dejavu.runtime.worker import tell as tell_step
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
 from flows import room
@@ -323,6 +325,19 @@ def test_the_command_prints_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
     assert said.exit_code == 0 and "step 25 of 40, loss 4.7600" in said.output
     found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
     assert found["training"]["step"] == 25 and found["training"]["ranks_by_host"] == {"alpha": 1, "beta": 1}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1.5])
+def test_what_programs_read_is_json_where_a_training_has_diverged(
+    loss: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has neither NaN nor infinities, and other languages' readers take none."""
+    monkeypatch.chdir(tmp_path)
+    tell_step(prepared(tmp_path, 3) / "progress.jsonl", step=3, loss=loss, seconds=0.5)
+    text = CliRunner().invoke(app, ["status", "--json"]).output
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["training"]["step"] == 4
+    assert found["training"]["loss"] == (loss if math.isfinite(loss) else None)
 
 
 @pytest.mark.integration

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dejavu.foundation.errors import was_interrupted
+from dejavu.foundation.processes.files import finite
 from dejavu.track.database import local_path
 from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
 from dejavu.track.server import FAILURE_TAG, Server
@@ -202,7 +203,7 @@ class Run:
 
     def artifact_json(self, name: str, content: Any) -> None:
         """Record a JSON document; numbers that are not finite, which JSON does not have, are null."""
-        text = json.dumps(_finite(content), indent=1, default=str, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(content), indent=1, default=str, ensure_ascii=False, allow_nan=False)
         self.artifact_text(name, text)
 
     def artifact_table(self, name: str, table: pa.Table) -> None:
@@ -312,14 +313,6 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:
