@@ -943,6 +943,8 @@ def test_the_table_at_the_end(run):
         f"report: {folder}/report/report.html",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
     ]
+    for server in ("http://127.0.0.1:5000", "https://mlflow.example", "postgresql://db/mlflow"):
+        assert where_to_look(None, server) == [f"MLflow: {server}"], "`dejavu up` shows a project's own database"
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 1499, 1500, 1501, 1502, 2999, 3000, 3001, 4567, 100_000])

@@ -125,7 +125,8 @@ def summary_table(run: ReportData) -> Table:
 def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
     """Return lines to print below the summary; paths are never wrapped, so that they can be copied."""
     page = [f"report: {artifacts / 'report' / 'report.html'}"] if artifacts is not None else []
-    return [*page, f"MLflow: {tracking_uri} (`dejavu up` shows it)"]
+    shown = " (`dejavu up` shows it)" if tracking_uri.startswith("sqlite:") else ""  # a server shows it itself
+    return [*page, f"MLflow: {tracking_uri}{shown}"]
 
 
 def summary_markdown(run: ReportData) -> str:
