@@ -1,6 +1,6 @@
 """A new user's walk: a fresh clone, an empty home, and the README's lines typed one by one; each works.
 
-It installs everything and trains five times: twenty minutes on two cores (`make slow`).
+It installs everything and trains four times: half an hour on two busy cores (`make slow`).
 """
 
 from __future__ import annotations
