@@ -15,7 +15,7 @@ from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
 from dejavu.cost.kernels import learned as learning
 from dejavu.cost.kernels.features import FEATURES, KernelWork, bounds
-from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
+from dejavu.cost.kernels.learned import SHIPPED, Learned, Prediction, drawn_order, shipped
 from dejavu.cost.kernels.power import (
     ISSUED_SHARE,
     has_wide_multiprocessors,
@@ -183,6 +183,36 @@ def test_a_row_that_lacks_a_figure_is_a_fault_where_it_is_used(tmp_path: Path) -
     path.write_text("Device,Num_Sm\nTesla T4,40\n")
     with pytest.raises(InputError, match="lacks its float32 peak or its memory bandwidth"):
         device_of("T4", device_types(path), path)
+
+
+@pytest.mark.parametrize("most_rows", [learning.MOST_ROWS, 80])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_any_order_teach_the_same(monkeypatch: pytest.MonkeyPatch, most_rows: int, seed: int) -> None:
+    """Where all rows of a device are learned from, and where they are too many."""
+    monkeypatch.setattr(learning, "MOST_ROWS", most_rows)
+    monkeypatch.setitem(learning.BOOSTING, "max_iter", 20)
+    drawn, rows = sample(360, seed), []
+    for on in SEEN:
+        rows += [(kernel, on, seconds) for kernel, seconds in zip(drawn, law(drawn, on, seed).tolist(), strict=True)]
+    asked = sample(300, 99)
+    wanted, again = (
+        Learned.fit(*zip(*[rows[row] for row in order], strict=True))
+        for order in (range(len(rows)), np.random.default_rng(seed).permutation(len(rows)))
+    )
+    for field in dataclasses.fields(Prediction):
+        one, other = (getattr(learned.predict(asked, UNSEEN), field.name) for learned in (wanted, again))
+        np.testing.assert_array_equal(one, other, err_msg=field.name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_rows_are_the_same_kernels_of_each_device(seed: int) -> None:
+    random, kernels = np.random.default_rng(seed), sample(200, seed)
+    first = []
+    for _ in range(2):
+        seconds, order = random.uniform(1e-5, 1e-3, len(kernels)), random.permutation(len(kernels))
+        shuffled = [kernels[row] for row in order]
+        first.append([shuffled[row] for row in drawn_order(shuffled, seconds)[:50]])
+    assert first[0] == first[1]
 
 
 def test_of_two_devices_all_of_the_interval_is_shared() -> None:

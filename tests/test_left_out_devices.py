@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.cost import kernels as benchmark
 from benchmarks.cost.device_table import device_of, device_types, meant, one_spelling
 from benchmarks.cost.kernels import KERNEL_COLUMNS, MODEL_COLUMNS, run
+from dejavu.cost.kernels import learned as learning
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight import problems_of
 from dejavu.importers.neusight.kernels import SIZE_COLUMNS
@@ -81,6 +83,24 @@ def test_other_names_of_a_device_change_nothing(tmp_path: Path, seed: int) -> No
     spelled = SPELLINGS[names[0]][0]
     with pytest.raises(InputError, match="is in --train and in --test"):
         found(tmp_path, other.replace({"device": {names[0]: spelled}}), totals, train=spelled, test=names[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("train, test", [("", ""), ("Tesla T4,Tesla V100-PCIE-32GB", "NVIDIA L4")])
+def test_rows_in_any_order_predict_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, train: str, test: str
+) -> None:
+    """Some of the rows are drawn to learn from."""
+    monkeypatch.setattr(benchmark, "SOME_ROWS", 150)
+    monkeypatch.setattr(learning, "MOST_ROWS", 150)
+    names = list(SPELLINGS)[:3]
+    rng = np.random.default_rng(seed)
+    rows, totals = kernels(rng, names, 250), models(names)
+    predicted = []
+    for order in (np.arange(len(rows)), rng.permutation(len(rows))):
+        table, _ = found(tmp_path, rows.iloc[order], totals, train, test)
+        predicted.append({row["device"]: row for row in table if row["table"] == "model"})
+    assert predicted[0] == predicted[1]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.cost.device_table import chosen, device_of, device_types, one_spelling, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
-from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction
+from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction, drawn_order
 from dejavu.cost.sources.predicted import LEARNED, KernelPrices, summed
 from dejavu.foundation.errors import InputError
 from dejavu.importers.cells import numbers_of, texts_of
@@ -29,7 +29,7 @@ from dejavu.importers.sources import check_columns, parquet_columns
 
 Floats = NDArray[np.float64]
 MS = 1e-3
-SOME_ROWS, SEED = 600, 0  # of a device and operation, to learn from where each device is left out
+SOME_ROWS = 600  # of a device and operation, to learn from where each device is left out
 # Rows that a data sheet's owner warns of: (words of the device, split, operations). NeuSight's P4 ran hot.
 THROTTLED = ((frozenset({"p4"}), "train", ("bmm", "linear", "conv")),)
 KERNEL_COLUMNS = ("op", "device", "latency_ms")  # of kernels.parquet; and those of each operation's size
@@ -118,13 +118,8 @@ def _each_left_out(
         raise InputError(
             f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more{dropped and '; ' + dropped}"
         )
-    random = np.random.default_rng(SEED)
-    some = pd.concat(
-        [
-            group.iloc[np.sort(random.permutation(len(group))[:SOME_ROWS])]
-            for _, group in rows.groupby([rows["device"].astype(str), rows["op"].astype(str)])
-        ]
-    )
+    drawn = rows.iloc[drawn_order(kernels_of(rows), rows["latency_ms"].to_numpy(dtype=float))]
+    some = drawn.groupby([drawn["device"].astype(str), drawn["op"].astype(str)]).head(SOME_ROWS)
     output: list[dict[str, Any]] = []
     inside: list[NDArray[np.bool_]] = []
     by_device: dict[str, dict[str, Any]] = {}

@@ -134,18 +134,21 @@ class Learned:
     ) -> Learned:
         """Learn from measurements: three sequences of one length; `source` says whose they are.
 
-        Impossible times are left out and counted in `notes`. With fewer than three devices, or without
-        `intervals`, the interval is of the training residuals, doubled: too few to know better; a kind with so few
-        takes the interval of the kind with most, wider by how much fewer they are.
+        The order of the rows does not matter. Impossible times are left out and counted in `notes`. With fewer than
+        three devices, or without `intervals`, the interval is of the training residuals, doubled: too few to know
+        better; a kind with so few takes the interval of the kind with most, wider by how much fewer they are.
 
         Raises:
             CostError: no row is left.
         """
         times = np.asarray(seconds, dtype=float)
         usable, notes = _screened(kernels, devices, times)
+        order_K = drawn_order(kernels, times)
+        kernels, devices = [kernels[row] for row in order_K], [devices[row] for row in order_K]
+        times, usable = times[order_K], usable[order_K]
         if not usable.any():
             raise CostError(f"no usable measurement among {len(times)} rows ({'; '.join(notes) or 'none given'})")
-        tables, launch = _tables(kernels, devices, times, usable, seed)
+        tables, launch = _tables(kernels, devices, times, usable)
         models: dict[tuple[Kind, str], FamilyModel] = {}
         for name in MODELS:
             of_kind: dict[Kind, list[_Table]] = {}
@@ -259,6 +262,16 @@ class Learned:
         return cls(models, float(header["launch_seconds"]), header["source"], tuple(header["notes"]))
 
 
+def drawn_order(kernels: Sequence[Kernel], seconds: Floats) -> NDArray[np.intp]:
+    """Return an order of the rows (K) that follows from what they are, however they come.
+
+    Its first rows are a draw, and the same kernels on each device that measured them: what is learned from a draw is
+    then how devices differ, not which kernels each happened to be drawn with.
+    """
+    subject_K = np.array([kernel.subject for kernel in kernels], dtype=str)
+    return np.lexsort((seconds, subject_K))
+
+
 @cache
 def shipped() -> Learned:
     """Load the predictor that ships with the package; `python -m benchmarks.cost.fit_kernels` refits it."""
@@ -325,10 +338,11 @@ def _tables(
     devices: Sequence[DeviceType],
     seconds: Floats,
     usable: NDArray[np.bool_],
-    seed: int,
 ) -> tuple[list[_Table], float]:
-    """Return each device's rows by model, relative to that device's own launch time; and the usual launch time."""
-    random = np.random.default_rng(seed)
+    """Return each device's rows by model, relative to that device's own launch time; and the usual launch time.
+
+    Of many rows the first are kept: in `drawn_order` the same kernels of each device.
+    """
     by_name: dict[str, DeviceType] = {device.name: device for device in devices}
     names = np.array([device.name for device in devices])
     grouped: dict[str, list[tuple[str, str, NDArray[np.intp], KernelBounds, KernelWork]]] = {}
@@ -347,9 +361,8 @@ def _tables(
         own = launches.get(name, LAUNCH_SECONDS)
         others = [launch for other, launch in launches.items() if other != name]
         for model, dtype, at, found, work in groups:
-            kept = np.sort(random.permutation(len(at))[:MOST_ROWS])
             columns = [
-                column[kept]
+                column[:MOST_ROWS]
                 for launch in (own, float(np.median(others or [own])))
                 for column in (
                     features(model, work, by_name[name], dtype, found, launch),
