@@ -12,6 +12,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from benchmarks.cost import fp16
 from benchmarks.cost.device_table import device_of, device_types
 from dejavu.cluster import DeviceType, catalogue
+from dejavu.cluster.records import Kind
 from dejavu.cost import CostError
 from dejavu.cost.kernels import learned as learning
 from dejavu.cost.kernels.features import FEATURES, KernelWork, bounds
@@ -213,6 +214,74 @@ def test_the_first_rows_are_the_same_kernels_of_each_device(seed: int) -> None:
         shuffled = [kernels[row] for row in order]
         first.append([shuffled[row] for row in drawn_order(shuffled, seconds)[:50]])
     assert first[0] == first[1]
+
+
+def of_both(seed: int, one: Learned, other: Learned, key: tuple[Kind, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Features far to both sides of what was learned from, and the mean of what two predictors say of them."""
+    features_KF = np.random.default_rng(seed).normal(0, 6, size=(400, len(FEATURES[key[1]])))
+    return features_KF, np.mean([each.models[key].function.predict(features_KF) for each in (one, other)], axis=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_of_two_predictors_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int) -> None:
+    """With as many knots and nodes as both need; saved and loaded, too."""
+    monkeypatch.setitem(learning.BOOSTING, "max_iter", 20)
+    one, other = (
+        Learned.fit(drawn, [on] * len(drawn), law(drawn, on, seed))
+        for drawn, on in ((sample(300, seed), SEEN[seed]), (sample(1500, seed + 1), SEEN[seed + 1]))
+    )
+    one.averaged(other).save(tmp_path / "both.npz")
+    both = Learned.load(tmp_path / "both.npz")
+    assert both.launch_seconds == (one.launch_seconds + other.launch_seconds) / 2
+    assert set(both.models) == {("cuda", name) for name in ("matmul", "elementwise", "softmax")}
+    for key, model in both.models.items():
+        features_KF, wanted_K = of_both(seed, one, other, key)
+        np.testing.assert_allclose(model.function.predict(features_KF), wanted_K, rtol=1e-9, atol=1e-9)
+        assert model.devices == one.models[key].devices
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("most_rows", [60, 130, 300])
+def test_of_many_rows_the_first_and_the_last_are_learned_from(
+    monkeypatch: pytest.MonkeyPatch, most_rows: int, seed: int
+) -> None:
+    """Of 200 of each model and device: apart, with some in both, and all of them once."""
+    monkeypatch.setattr(learning, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(learning, "_launch_seconds", lambda groups: LAUNCH)
+    monkeypatch.setitem(learning.BOOSTING, "max_iter", 20)
+    kernels, devices = sample(600, seed) * 3, [on for on in SEEN[:3] for _ in range(600)]
+    seconds = np.concatenate([law(kernels[:600], on, seed) for on in SEEN[:3]])
+    alike: dict[tuple[str, str], list[int]] = {}
+    for row in drawn_order(kernels, seconds).tolist():
+        alike.setdefault((kernels[row].family, devices[row].name), []).append(row)
+    found, first, last = (
+        Learned.fit([kernels[row] for row in rows], [devices[row] for row in rows], seconds[rows])
+        for rows in (
+            list(range(len(kernels))),
+            [row for rows in alike.values() for row in rows[:most_rows]],
+            [row for rows in alike.values() for row in rows[-most_rows:]],
+        )
+    )
+    for key, model in found.models.items():
+        features_KF, wanted_K = of_both(seed, first, last, key)
+        np.testing.assert_allclose(model.function.predict(features_KF), wanted_K, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(model.low_B, first.models[key].low_B)
+        np.testing.assert_array_equal(model.high_B, first.models[key].high_B)
+
+
+def test_the_shipped_predictor_predicts_what_it_did() -> None:
+    """Recorded before a predictor was the mean of two draws, in the mean of all logarithms; a refit has others."""
+    asked = [*sample(600, 0), *[dataclasses.replace(kernel, family="convolution") for kernel in sample(60, 1)[:20]]]
+    asked += [dataclasses.replace(kernel, family="normalization") for kernel in sample(60, 1)[40:]]
+    recorded: dict[Kind, tuple[float, float, float]] = {
+        "cuda": (-10.057786322531399, -10.505229487244941, -9.51387193326596),
+        "rocm": (-9.943456083051112, -10.44924463473069, -9.329338487718168),
+    }
+    for kind, wanted in recorded.items():
+        found = shipped().predict(asked, dataclasses.replace(UNSEEN, kind=kind))
+        assert found.known_K.all()
+        means = [np.log(each).mean() for each in (found.seconds_K, found.low_seconds_K, found.high_seconds_K)]
+        np.testing.assert_allclose(means, wanted, rtol=1e-9)
 
 
 def test_of_two_devices_all_of_the_interval_is_shared() -> None:

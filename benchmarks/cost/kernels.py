@@ -29,7 +29,7 @@ from dejavu.importers.sources import check_columns, parquet_columns
 
 Floats = NDArray[np.float64]
 MS = 1e-3
-SOME_ROWS = 600  # of a device and operation, to learn from where each device is left out
+SOME_ROWS = 600  # of a device and operation, in each of two draws, to learn from where each device is left out
 # Rows that a data sheet's owner warns of: (words of the device, split, operations). NeuSight's P4 ran hot.
 THROTTLED = ((frozenset({"p4"}), "train", ("bmm", "linear", "conv")),)
 KERNEL_COLUMNS = ("op", "device", "latency_ms")  # of kernels.parquet; and those of each operation's size
@@ -119,13 +119,15 @@ def _each_left_out(
             f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more{dropped and '; ' + dropped}"
         )
     drawn = rows.iloc[drawn_order(kernels_of(rows), rows["latency_ms"].to_numpy(dtype=float))]
-    some = drawn.groupby([drawn["device"].astype(str), drawn["op"].astype(str)]).head(SOME_ROWS)
+    alike = drawn.groupby([drawn["device"].astype(str), drawn["op"].astype(str)])
+    first, last = alike.head(SOME_ROWS), alike.tail(SOME_ROWS)
     output: list[dict[str, Any]] = []
     inside: list[NDArray[np.bool_]] = []
     by_device: dict[str, dict[str, Any]] = {}
     unpriced: list[str] = []
     for name, device in types.items():
-        learned = fit(some, {other: one for other, one in types.items() if words(other) != words(name)}, "benchmark")
+        others = {other: one for other, one in types.items() if words(other) != words(name)}
+        learned = fit(first, others, "benchmark").averaged(fit(last, others, "benchmark", intervals=False))
         operator_rows, covered = _operators(rows[_is(rows["device"], name)], learned, device)
         model_rows, without = _models(totals[_is(totals["device"], name)], parts, learned, device)
         output += operator_rows + model_rows
@@ -147,7 +149,7 @@ def _each_left_out(
         | {
             "left_out": by_device,
             "mean_bias_percent": float(np.mean([one["bias_percent"] for one in whole])) if whole else None,
-            "learned_rows_of_a_device_and_operation": SOME_ROWS,
+            "learned_rows_of_a_device_and_operation": {"draws": 2, "of_each": SOME_ROWS},
             **said,
             "models_without_operators": unpriced,
             "models_of_devices_without_kernels": elsewhere.value_counts().to_dict(),
@@ -204,12 +206,13 @@ def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
     return rows.assign(latency_ms=milliseconds)[~bad], counts
 
 
-def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str) -> Learned:
+def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str, *, intervals: bool = True) -> Learned:
     """On the rows of these devices, by the names that the rows use."""
     mine = rows[rows["device"].astype(str).isin(list(devices))]
     names = mine["device"].astype(str)
     seconds = MS * mine["latency_ms"].to_numpy(dtype=float)
-    return Learned.fit(kernels_of(mine), [devices[name] for name in names], seconds, source=source)
+    types = [devices[name] for name in names]
+    return Learned.fit(kernels_of(mine), types, seconds, source=source, intervals=intervals)
 
 
 def _read_models(path: Path) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:

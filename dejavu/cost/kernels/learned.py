@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,7 @@ SMALL_SECONDS = 1e-6  # a kernel with less work than this at the peaks takes the
 # Measured times outside are no kernel: nothing that is launched ends sooner, and an hour is another unit.
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
 MOST_SLOWDOWN = 100.0  # predictions end here, in multiples of the expected time
-MOST_ROWS = 6000  # of one model and device
+MOST_ROWS = 6000  # of one model and device, in each of two draws
 # Ordinary values, not tuned; the depth is limited so that 10,000 kernels take well under a second.
 BOOSTING = {
     "max_iter": 150,
@@ -134,9 +134,11 @@ class Learned:
     ) -> Learned:
         """Learn from measurements: three sequences of one length; `source` says whose they are.
 
-        The order of the rows does not matter. Impossible times are left out and counted in `notes`. With fewer than
-        three devices, or without `intervals`, the interval is of the training residuals, doubled: too few to know
-        better; a kind with so few takes the interval of the kind with most, wider by how much fewer they are.
+        The order of the rows does not matter. Where a device has more than `MOST_ROWS` of a model, what is learned is
+        the mean of two draws: the first and the last rows in `drawn_order`; intervals are of the first. Impossible
+        times are left out and counted in `notes`. With fewer than three devices, or without `intervals`, the interval
+        is of the training residuals, doubled: too few to know better; a kind with so few takes the interval of the
+        kind with most, wider by how much fewer they are.
 
         Raises:
             CostError: no row is left.
@@ -155,7 +157,7 @@ class Learned:
             for table in tables:
                 if table.model == name:
                     of_kind.setdefault(table.kind, []).append(table)
-            enough = {kind: found for kind, found in of_kind.items() if _num_rows(found) >= LEAST_ROWS}
+            enough = {kind: found for kind, found in of_kind.items() if sum(map(len, found)) >= LEAST_ROWS}
             if not enough:
                 notes.append(f"{name}: no model, fewer than {LEAST_ROWS} rows")
             alike: FamilyModel | None = None
@@ -164,6 +166,16 @@ class Learned:
                 alike = alike or models[kind, name]
         text = source or f"fitted {date.today().isoformat()} on {', '.join(sorted({d.name for d in devices}))}"
         return cls(models, launch, text, tuple(notes))
+
+    def averaged(self, other: Learned) -> Learned:
+        """Return the mean of what both learned, logarithms, and of their launch times; all else is of this one."""
+        models = {
+            key: replace(model, function=_averaged(model.function, other.models[key].function))
+            if key in other.models
+            else model
+            for key, model in self.models.items()
+        }
+        return replace(self, models=models, launch_seconds=(self.launch_seconds + other.launch_seconds) / 2)
 
     def predict(self, kernels: Sequence[Kernel], device: DeviceType) -> Prediction:
         """Predict each kernel on one such device; equal kernels are priced once."""
@@ -265,8 +277,8 @@ class Learned:
 def drawn_order(kernels: Sequence[Kernel], seconds: Floats) -> NDArray[np.intp]:
     """Return an order of the rows (K) that follows from what they are, however they come.
 
-    Its first rows are a draw, and the same kernels on each device that measured them: what is learned from a draw is
-    then how devices differ, not which kernels each happened to be drawn with.
+    Its first rows are a draw, and its last ones another: the same kernels on each device that measured them, so that
+    what is learned from a draw is how devices differ, not which kernels each happened to be drawn with.
     """
     subject_K = np.array([kernel.subject for kernel in kernels], dtype=str)
     return np.lexsort((seconds, subject_K))
@@ -294,9 +306,16 @@ class _Table:
     unseen_features_KF: Floats
     unseen_target_K: Floats
 
+    def __len__(self) -> int:
+        return len(self.target_K)
+
+    def drawn(self, rows: slice) -> _Table:
+        names = ("features_KF", "target_K", "unseen_features_KF", "unseen_target_K")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
     @property
     def weight_K(self) -> Floats:
-        return np.full(len(self.target_K), 1e3 / len(self.target_K))  # a device counts as one, however many rows
+        return np.full(len(self), 1e3 / len(self))  # a device counts as one, however many rows
 
 
 def _screened(
@@ -339,10 +358,7 @@ def _tables(
     seconds: Floats,
     usable: NDArray[np.bool_],
 ) -> tuple[list[_Table], float]:
-    """Return each device's rows by model, relative to that device's own launch time; and the usual launch time.
-
-    Of many rows the first are kept: in `drawn_order` the same kernels of each device.
-    """
+    """Return each device's rows by model, relative to that device's own launch time; and the usual launch time."""
     by_name: dict[str, DeviceType] = {device.name: device for device in devices}
     names = np.array([device.name for device in devices])
     grouped: dict[str, list[tuple[str, str, NDArray[np.intp], KernelBounds, KernelWork]]] = {}
@@ -362,7 +378,7 @@ def _tables(
         others = [launch for other, launch in launches.items() if other != name]
         for model, dtype, at, found, work in groups:
             columns = [
-                column[:MOST_ROWS]
+                column
                 for launch in (own, float(np.median(others or [own])))
                 for column in (
                     features(model, work, by_name[name], dtype, found, launch),
@@ -379,15 +395,14 @@ def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | No
     return float(np.quantile(small, 0.25)) if len(small) >= 5 else None
 
 
-def _num_rows(tables: Sequence[_Table]) -> int:
-    return sum(len(table.target_K) for table in tables)
-
-
 def _fitted(
     name: str, tables: Sequence[_Table], seed: int, intervals: bool, alike: FamilyModel | None = None
 ) -> FamilyModel:
     names = sorted({table.device for table in tables})
-    function = _function(name, tables, seed)
+    first, last = ([table.drawn(rows) for table in tables] for rows in (slice(MOST_ROWS), slice(-MOST_ROWS, None)))
+    function = _function(name, first, seed)
+    if any(len(table) > MOST_ROWS for table in tables):
+        function = _averaged(function, _function(name, last, seed))
     if intervals and len(names) < 3 and alike is not None:
         # The next device's error adds to the mean error of those learned from: of n devices 1 + 1/n times the variance,
         # and of the other kind's, each left out, n is one less than their number.
@@ -395,19 +410,27 @@ def _fitted(
         low, high, shared = wider * alike.low_B, wider * alike.high_B, wider * alike.shared_log
         return FamilyModel(function, low, high, shared, tuple(names))
     if not intervals or len(names) < 3:
-        low, high = limits([_errors(name, tables, function)], scale=2.0)
+        low, high = limits([_errors(name, first, function)], scale=2.0)
         return FamilyModel(function, low, high, math.inf, tuple(names))
     held_out = [
         _errors(
             name,
-            [table for table in tables if table.device == left_out],
-            _function(name, [table for table in tables if table.device != left_out], seed),
+            [table for table in first if table.device == left_out],
+            _function(name, [table for table in first if table.device != left_out], seed),
         )
         for left_out in names
     ]
     shared = next_draw([errors.log_K.mean() for errors in held_out])
     low, high = limits([errors.without_mean for errors in held_out])
     return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), shared, tuple(names))
+
+
+def _averaged(one: Trees | Curve, other: Trees | Curve) -> Trees | Curve:
+    if isinstance(one, Trees) and isinstance(other, Trees):
+        return one.averaged(other)
+    if isinstance(one, Curve) and isinstance(other, Curve):
+        return one.averaged(other)
+    raise TypeError(f"no mean of {type(one).__name__} and {type(other).__name__}")
 
 
 def _errors(name: str, tables: Sequence[_Table], function: Trees | Curve) -> Errors:

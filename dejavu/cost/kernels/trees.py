@@ -54,6 +54,19 @@ class Trees:
         depth = max(int(nodes["depth"].max()) for nodes in trees)
         return cls(float(np.ravel(model._baseline_prediction)[0]), depth, feature, threshold, left, right, value)
 
+    def averaged(self, other: Trees) -> Trees:
+        """Return the mean of two sums of trees: the trees of both, each with half its value."""
+        nodes = max(self.feature_TN.shape[1], other.feature_TN.shape[1])
+        ours, theirs = self._wider(nodes), other._wider(nodes)
+        joined = {name: np.concatenate([ours[name], theirs[name]]) for name in ours}
+        joined["value_TN"] = joined["value_TN"] / 2
+        return Trees((self.base + other.base) / 2, max(self.depth, other.depth), **joined)
+
+    def _wider(self, num_nodes: int) -> dict[str, NDArray[Any]]:
+        """Return the tables with room for so many nodes; no walk comes to those that are added."""
+        added = ((0, 0), (0, num_nodes - self.feature_TN.shape[1]))
+        return {name: np.pad(table, added) for name, table in self.arrays().items() if table.ndim == 2}
+
     def predict(self, features_KF: Floats) -> Floats:
         chunks = [
             self._chunk(features_KF[start : start + CHUNK_KERNELS].astype(np.float32))
@@ -100,6 +113,11 @@ class Curve:
         value = np.array([_weighted_median(target_K[part], weight_K[part]) for part in parts])
         distinct, first = np.unique(knot, return_index=True)
         return cls(distinct, np.maximum.accumulate(value[first]))
+
+    def averaged(self, other: Curve) -> Curve:
+        """Return the mean of two curves: straight between the knots of both."""
+        knot = np.union1d(self.knot, other.knot)
+        return Curve(knot, (self.predict(knot[:, None]) + other.predict(knot[:, None])) / 2)
 
     def predict(self, features_KF: Floats) -> Floats:
         feature_K = features_KF[:, 0]
