@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
 Floats = NDArray[np.float64]
-CHUNK_KERNELS = 1024  # kernels at a time: with 150 trees some arrays of a megabyte
+CHUNK_KERNELS = 1024  # kernels at a time: with 300 trees some arrays of two megabytes
 
 
 @dataclass(frozen=True, eq=False)
