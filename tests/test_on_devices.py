@@ -19,7 +19,7 @@ from dejavu.cost import transfer_costs
 from dejavu.cost.priced_problem import links_between
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
-from dejavu.planning.candidates import simulate_bound
+from dejavu.planning.candidates import simulate_bound, sums_of
 from dejavu.planning.schedules import fits
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.profiles import ProfileDatabase
@@ -56,9 +56,9 @@ def cluster_of(nodes: str, speed: str, folder: Path) -> Cluster:
 
 
 def chosen(nodes: str, speed: str, folder: Path, **changes: object) -> Choice:
-    asked = {"microbatches": (4,), "schedules": SCHEDULES, "parallelism": ALONE, "budget_seconds": 3.0} | changes
-    cluster = cluster_of(nodes, speed, folder)
-    return Planner().plan(PlanRequest(workload(), cluster, database=folder / "profiles_db", **asked))  # type: ignore[arg-type]
+    asked = {"microbatches": (4,), "schedules": SCHEDULES, "parallelism": ALONE, "budget_seconds": 3.0}
+    asked |= {"workload": workload(), "cluster": cluster_of(nodes, speed, folder), **changes}
+    return Planner().plan(PlanRequest(database=folder / "profiles_db", **asked))  # type: ignore[arg-type]
 
 
 def every_place(plan: Plan, cluster: Cluster) -> list[Binding]:
@@ -111,6 +111,29 @@ def test_a_plan_has_one_price(nodes: str, tmp_path: Path) -> None:
     assert choice.binding.plan == choice.plan
     low, high = choice.range_seconds
     assert low <= choice.step_seconds <= high
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("nodes", [name for name in NODES if name != "mixed nodes"])
+def test_two_copies_sum_their_gradients_over_the_links_that_they_have(
+    nodes: str, accumulate: int, tmp_path: Path
+) -> None:
+    """Once a step, however often the schedule runs in it: half of them each way, twice."""
+    twice = workload().model_copy(update={"accumulate": accumulate, "batch_size": 16 * accumulate})
+    choice = chosen(nodes, "100 Mbit/s", tmp_path, workload=twice, schedules=("chimera", "1f1b"))
+    row = next(row for row in choice.considered if row.search == "both ways" and row.best is not None)
+    best, cluster = row.best, choice.request.cluster
+    assert best is not None and best.binding is not None
+    plan, device_of = best.plan, {placed.pipeline_rank: placed.device for placed in best.binding.placements}
+    rank_of = {seat: rank for rank, seats in enumerate(plan.seats_of_ranks) for seat in seats}
+    found = sums_of(best.priced, best.binding, cluster)
+    for seat, stage in enumerate(plan.seats):
+        other = (seat + len(plan.stages)) % len(plan.seats)
+        link = cluster.link(device_of[rank_of[seat]], device_of[rank_of[other]])
+        size = best.priced.gradient_bytes_L[stage.start : stage.stop].sum()
+        assert found[seat] == pytest.approx(2 * link.transfer_seconds(size / 2))
+    assert best.simulated_seconds >= max(found)
+    assert best.simulated_seconds >= simulate_plan(best.priced, plan).step_seconds * (1 - 1e-12)
 
 
 SHAPES = [(1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 2), (3, 1, 1)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dejavu.binding.binder import RANDOM_BINDINGS, bind, bind_in_order
     from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
-    from dejavu.binding.link_prices import message_seconds
+    from dejavu.binding.link_prices import message_seconds, sum_seconds
 
 __all__ = [
     "RANDOM_BINDINGS",
@@ -32,8 +32,10 @@ __all__ = [
     "bind",
     "bind_in_order",
     "message_seconds",
+    "sum_seconds",
 ]
-_MODULES = {"RANDOM_BINDINGS": "binder", "bind": "binder", "bind_in_order": "binder", "message_seconds": "link_prices"}
+_MODULES = dict.fromkeys(("RANDOM_BINDINGS", "bind", "bind_in_order"), "binder")
+_MODULES |= dict.fromkeys(("message_seconds", "sum_seconds"), "link_prices")
 
 
 def __getattr__(name: str) -> Any:

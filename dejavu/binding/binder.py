@@ -20,9 +20,7 @@ from dejavu.plans import Plan, Problem, StageConfiguration
 
 RANDOM_BINDINGS = 1_000  # to compare with, as papers do
 LEAST_RANDOM = 10
-MOST_DRAWS = (
-    200_000_000  # pools that are looked at for all of their blocks, about a second: fewer on thousands of nodes
-)
+MOST_DRAWS = 200_000_000  # pools looked at for all blocks of all random bindings: about a second
 
 
 def bind(

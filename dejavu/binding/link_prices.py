@@ -8,7 +8,7 @@ rank of fewer than W blocks repeats its first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,14 +210,48 @@ def message_seconds(
     Args:
         runs: of the schedule in a step; all of them count.
     """
-    rank_of = {seat: rank for rank, seats in enumerate(plan.seats_of_ranks) for seat in seats}
-    sent, seconds = dict[int, StageExchange](), [0.0] * (len(plan.seats) - 1)
+    rank_of, sent = _rank_of_seats(plan), dict[int, StageExchange]()
     for seat, after in enumerate(plan.seats[1:]):
         a, b = sorted((rank_of[seat], rank_of[seat + 1]))
         if a != b and after.start:
             sent[seat] = StageExchange(a, b, 1, float(problem.cut_bytes_L1[after.start]))
+    found = _seconds(problem, plan, placements, cluster, sent, runs)
+    return tuple(found.get(seat, 0.0) / 2 for seat in range(len(plan.seats) - 1))
+
+
+def sum_seconds(
+    problem: Problem, plan: Plan, placements: Sequence[Placement], cluster: Cluster, gradient_bytes_L: Floats
+) -> tuple[float, ...]:
+    """Return what the sum of each seat's gradients with the other copy's takes once a step, on these devices.
+
+    Each of the two holders sends the other half of them, and a half back. Empty where there is one copy of the model.
+    """
+    if not plan.both_ways:
+        return ()
+    rank_of, sent = _rank_of_seats(plan), dict[int, StageExchange]()
+    for seat, stage in enumerate(plan.seats):
+        a, b = sorted((rank_of[seat], rank_of[(seat + len(plan.stages)) % len(plan.seats)]))
+        sent[seat] = StageExchange(a, b, 2, float(gradient_bytes_L[stage.start : stage.stop].sum()))
+    found = _seconds(problem, plan, placements, cluster, sent, 1)
+    return tuple(found[seat] / 2 for seat in range(len(plan.seats)))
+
+
+def _rank_of_seats(plan: Plan) -> dict[int, int]:
+    return {seat: rank for rank, seats in enumerate(plan.seats_of_ranks) for seat in seats}
+
+
+def _seconds(
+    problem: Problem,
+    plan: Plan,
+    placements: Sequence[Placement],
+    cluster: Cluster,
+    sent: Mapping[int, StageExchange],
+    runs: int,
+) -> dict[int, float]:
+    """Return what each of these exchanges takes, both ways, on these devices."""
     prices = LinkPrices(problem, plan, Site.of(cluster), list(sent.values()), runs)
     places = prices.site.places(placements, prices.width_R.tolist())
-    for q, (seat, exchange) in enumerate(sent.items()):
-        seconds[seat] = prices.transfer_seconds(q, places[exchange.a], places[exchange.b]) / 2
-    return tuple(seconds)
+    return {
+        seat: prices.transfer_seconds(q, places[exchange.a], places[exchange.b])
+        for q, (seat, exchange) in enumerate(sent.items())
+    }

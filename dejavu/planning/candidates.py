@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dejavu.binding import BindError, Binding, bind, message_seconds
+from dejavu.binding import BindError, Binding, bind, message_seconds, sum_seconds
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Simulated
@@ -273,10 +273,13 @@ class Simulator:
 
     def simulated_again(self, candidate: Candidate) -> Simulated:
         """Return how the candidate's step is simulated where its stages take other times."""
-        binding, seconds = candidate.binding, None
-        if binding is not None:
-            seconds = messages_of(candidate.priced, binding, self._cluster)
-        return lambda priced, plan, stages: simulate_plan(priced, plan, stages=stages, message_seconds=seconds)
+        if candidate.binding is None:
+            return lambda priced, plan, stages: simulate_plan(priced, plan, stages=stages)
+        messages = messages_of(candidate.priced, candidate.binding, self._cluster)
+        sums = sums_of(candidate.priced, candidate.binding, self._cluster)
+        return lambda priced, plan, stages: simulate_plan(
+            priced, plan, stages=stages, message_seconds=messages, sum_seconds=sums
+        )
 
     def _moved(self, candidate: Candidate, plan: Plan) -> Candidate:
         """Simulate the candidate's plan with other cuts, where it is."""
@@ -287,12 +290,18 @@ class Simulator:
 
 def simulate_bound(priced: PricedProblem, binding: Binding, cluster: Cluster) -> Simulation:
     """Simulate one step of a plan on its devices, with the links that these have."""
-    return simulate_plan(priced, binding.plan, message_seconds=messages_of(priced, binding, cluster))
+    messages, sums = messages_of(priced, binding, cluster), sums_of(priced, binding, cluster)
+    return simulate_plan(priced, binding.plan, message_seconds=messages, sum_seconds=sums)
 
 
 def messages_of(priced: PricedProblem, binding: Binding, cluster: Cluster) -> tuple[float, ...]:
     """Return what a microbatch's message takes one way from each seat to the next, with the links that they have."""
     return message_seconds(priced.problem, binding.plan, binding.placements, cluster, priced.accumulate)
+
+
+def sums_of(priced: PricedProblem, binding: Binding, cluster: Cluster) -> tuple[float, ...]:
+    """Return what the sum of each seat's gradients with the other copy's takes, with the links that the two have."""
+    return sum_seconds(priced.problem, binding.plan, binding.placements, cluster, priced.gradient_bytes_L)
 
 
 def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:

@@ -17,6 +17,7 @@ from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import plural
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
+from dejavu.planning.candidates import sums_of
 from dejavu.planning.sentences import NAMES, scope, what_the_formula_says, why_slower
 from dejavu.plans import Plan, Price
 from dejavu.report.alternatives import Alternative, alternatives, source_row
@@ -162,7 +163,7 @@ class ReportData:
         the other copy too: of a rank's work an equal part is measured for each of its stages.
         """
         priced, plan = self.bound.priced, self.plan
-        rows = stages_of(priced, plan)
+        rows = stages_of(priced, plan, sums_of(priced, self.binding, self.cluster))
         once = [fmean(rows[s].per_step_seconds for s in own) for own in plan.seats_of_ranks] if plan.both_ways else None
         found = []
         for s in range(len(plan.stages)):

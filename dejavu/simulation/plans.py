@@ -18,6 +18,7 @@ def simulate_plan(
     devices: Sequence[Hashable] | None = None,
     stages: Sequence[StageSeconds] | None = None,
     message_seconds: Sequence[float] | None = None,
+    sum_seconds: Sequence[float] | None = None,
 ) -> Simulation:
     """Simulate one step of the plan, under any schedule.
 
@@ -31,6 +32,7 @@ def simulate_plan(
         stages: what each stage takes; None: `stages_of` by the problem's costs.
         message_seconds: one way from each seat to the next, where it is known which devices they have
             (`binding.message_seconds`); None: by the problem, over the fastest links that their types may have.
+        sum_seconds: likewise of gradients' sums over two copies of the model (`binding.sum_seconds`).
 
     Example:
         >>> import dejavu
@@ -39,7 +41,7 @@ def simulate_plan(
         True
     """
     messages = _messages(priced, plan, message_seconds)
-    return simulate(plan, stages or stages_of(priced, plan), messages=messages, devices=devices)
+    return simulate(plan, stages or stages_of(priced, plan, sum_seconds), messages=messages, devices=devices)
 
 
 def simulate_plan_blocking(
@@ -60,8 +62,12 @@ def simulate_plan_blocking(
     return simulate_blocking(stages or stages_of(priced, plan), found, plan.num_microbatches)
 
 
-def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
-    """What each of the plan's seats takes, by the problem's costs; of sequences in slices, the mean one and each."""
+def stages_of(priced: PricedProblem, plan: Plan, sum_seconds: Sequence[float] | None = None) -> list[StageSeconds]:
+    """What each of the plan's seats takes, by the problem's costs; of sequences in slices, the mean one and each.
+
+    Args:
+        sum_seconds: as of `simulate_plan`.
+    """
     problem, rows = priced.problem, []
     for s, stage in enumerate(plan.seats):
         forward, backward = priced.passes_seconds(stage)
@@ -71,7 +77,7 @@ def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
         parts = (0.0, backward) if stage.start == 0 else priced.parts_seconds(stage)
         fixed, held = problem.costs.held_bytes(stage.start, stage.stop, problem.index(stage.configuration))
         if plan.both_ways:
-            once += _seconds_to_other_copy(priced, plan, s)
+            once += sum_seconds[s] if sum_seconds else _seconds_to_other_copy(priced, plan, s)
         each = priced.slices_seconds(stage)
         rows.append(
             StageSeconds(
@@ -134,7 +140,7 @@ def _seconds_to_other_copy(priced: PricedProblem, plan: Plan, seat: int) -> floa
     c, other = (problem.index(one.configuration) for one in pair)
     size = float(priced.gradient_bytes_L[pair[0].start : pair[0].stop].sum())
     latency, per_byte = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
-    return float(2 * latency[c, other] + size * per_byte[c, other])
+    return float(2 * latency[c, other] + size * per_byte[c, other]) / priced.accumulate  # which links count
 
 
 def _overhead(priced: PricedProblem, device_type: str) -> PassCost:

@@ -21,7 +21,7 @@ from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
-from dejavu.planning.candidates import messages_of
+from dejavu.planning.candidates import messages_of, sums_of
 from dejavu.planning.sentences import links_cost
 from dejavu.plans import Plan, Price, Problem, price
 from dejavu.plans.priced_problem import Away, PricedProblem
@@ -146,8 +146,9 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
     priced = _priced(prices, plan)
     binding = _binding(priced, plan, request.cluster)
-    seconds = messages_of(priced, binding, request.cluster)
-    step_of = partial(simulate_plan_blocking if is_blocking else _beside_computing, message_seconds=seconds)
+    messages, sums = (of(priced, binding, request.cluster) for of in (messages_of, sums_of))
+    beside = partial(_beside_computing, sum_seconds=sums)
+    step_of = partial(simulate_plan_blocking if is_blocking else beside, message_seconds=messages)
     simulated = step_of(priced, plan, None).step_seconds
     fastest = simulate_plan_blocking(priced, plan) if is_blocking else simulate_plan(priced, plan)
     waits = links_cost(simulated / fastest.step_seconds - 1 if fastest.step_seconds > 0 else 0.0)
@@ -291,6 +292,10 @@ def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:
 
 
 def _beside_computing(
-    priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None, message_seconds: Sequence[float]
+    priced: PricedProblem,
+    plan: Plan,
+    stages: Sequence[StageSeconds] | None,
+    message_seconds: Sequence[float],
+    sum_seconds: Sequence[float],
 ) -> Simulation:
-    return simulate_plan(priced, plan, stages=stages, message_seconds=message_seconds)
+    return simulate_plan(priced, plan, stages=stages, message_seconds=message_seconds, sum_seconds=sum_seconds)
