@@ -21,6 +21,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.planning.candidates import simulate_bound, sums_of
 from dejavu.planning.schedules import fits
+from dejavu.planning.sentences import what_is_proved
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import simulate_plan
@@ -98,6 +99,18 @@ def test_a_slow_network_is_in_the_predicted_step(nodes: str, tmp_path: Path) -> 
     steps = [chosen(nodes, speed, tmp_path, schedules=("1f1b",)).simulated_seconds for speed in SPEEDS]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_wide_gap_says_what_the_bound_leaves_out(nodes: str, tmp_path: Path) -> None:
+    """Where the best plan waits for no link, too: it may be the best because others would; and plans are looked for."""
+    left_out = "It takes every message over the fastest link between devices of its types."
+    slow, fast = (chosen(nodes, speed, tmp_path, schedules=("1f1b",)) for speed in (SPEEDS[0], "4000 Gbit/s"))
+    assert slow.gap is not None and slow.gap > 0.01 and slow.has_slow_links
+    assert left_out in what_is_proved(slow)
+    assert {"slow links", "one node"} <= {row.search for row in slow.considered}
+    assert left_out not in what_is_proved(fast)
+    assert "slow links" not in {row.search for row in fast.considered}
 
 
 @pytest.mark.parametrize("nodes", NODES)

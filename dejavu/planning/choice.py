@@ -13,7 +13,7 @@ from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import Rates, rates
 from dejavu.cost.sources.assumed_hosts import AssumedHost
-from dejavu.planning.candidates import Candidate, Simulator
+from dejavu.planning.candidates import LONG_WAITING, Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
 from dejavu.planning.request import PlanRequest
@@ -238,6 +238,12 @@ class Choice:
         if bound <= 0:
             return None
         return max(0.0, 1.0 - bound / seconds) if seconds > 0 else 0.0
+
+    @cached_property
+    def has_slow_links(self) -> bool:
+        """Whether some plan that was considered takes longer over its links than the bound counts for it."""
+        found = [row.best for row in self.considered if row.best is not None]
+        return any(self.simulator.waiting(one) > LONG_WAITING for one in found)
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -189,8 +189,9 @@ class _Planning:
         other, best = self._fastest()  # maybe one that was found while bounding
         if ranked((chosen, best))[0] is not chosen:
             origin, chosen = other, self.simulator.polished(best)
+        fastest_seconds = chosen.simulated_seconds  # over the fastest links
         origin, chosen = self._on_devices(origin, chosen)
-        if self.left_seconds > 0 and self.simulator.waiting(chosen) > LONG_WAITING:
+        if self.left_seconds > 0 and chosen.simulated_seconds > fastest_seconds * (1 + LONG_WAITING):
             place = self.rows.index(origin)
             self._ask_for_links(searches)
             origin, chosen = self._on_devices(self.rows[place], chosen)
