@@ -379,7 +379,8 @@ def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> N
 
 def test_searches_that_are_named_are_asked_and_no_other(folder: Path) -> None:
     found = Planner().plan(request(folder, searches=("mcmc", "exact"), microbatches=(8,)))
-    assert {row.search for row in found.considered} - {"bound", *OTHER_WAYS} == {"mcmc", "exact", *BASELINES}
+    beside = {"bound", "slow links", "one node", *OTHER_WAYS}  # slow links and one node by the same searches
+    assert {row.search for row in found.considered} - beside == {"mcmc", "exact", *BASELINES}
 
 
 @pytest.mark.parametrize("planner", [Planner(num_workers=1), Planner(num_workers=2, forks=True)])
