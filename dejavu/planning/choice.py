@@ -241,9 +241,10 @@ class Choice:
 
     @cached_property
     def has_slow_links(self) -> bool:
-        """Whether some plan that was considered takes longer over its links than the bound counts for it."""
+        """Whether a plan that was considered would be faster, did its messages take the links that the bound counts."""
         found = [row.best for row in self.considered if row.best is not None]
-        return any(self.simulator.waiting(one) > LONG_WAITING for one in found)
+        by_types = [self.simulator.candidate(one.priced, one.plan).simulated_seconds for one in found]
+        return self.simulated_seconds > (1 + LONG_WAITING) * min(by_types, default=self.simulated_seconds)
 
     @property
     def counts(self) -> tuple[int, ...]:
