@@ -104,7 +104,7 @@ def test_a_slow_network_is_in_the_predicted_step(nodes: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("nodes", NODES)
 def test_a_wide_gap_says_what_the_bound_leaves_out(nodes: str, tmp_path: Path) -> None:
     """Where the best plan waits for no link, too: it may be the best because others would; and plans are looked for."""
-    left_out = "It takes every message over the fastest link between devices of its types."
+    left_out = "The bound takes every message over the fastest link between devices of its types."
     slow, fast = (chosen(nodes, speed, tmp_path, schedules=("1f1b",)) for speed in (SPEEDS[0], "4000 Gbit/s"))
     assert slow.gap is not None and slow.gap > 0.01 and slow.has_slow_links
     assert left_out in what_is_proved(slow)
