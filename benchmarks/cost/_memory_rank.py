@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,20 @@ from dejavu.runtime.training import train
 from dejavu.runtime.worker import join_group
 
 
-def allocator_peak_bytes(work: Callable[[], Any]) -> int:
-    """The most that torch's CPU allocator had handed out at once while `work` ran, from its own events."""
+def allocated_bytes(work: Callable[[], Any]) -> list[int]:
+    """What torch's CPU allocator had handed out after each of its own events while `work` ran."""
     gc.collect()  # what is garbage already would be counted as given back
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     recorded: Any = profiler.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    alive = most = 0
-    for event in events:
-        alive += event.nbytes()
-        most = max(most, alive)
-    return most
+    return list(accumulate(event.nbytes() for event in events))
+
+
+def allocator_peak_bytes(work: Callable[[], Any]) -> int:
+    """The most that it had handed out at once."""
+    return max(allocated_bytes(work), default=0)
 
 
 def main(path: Path) -> None:

@@ -5,8 +5,8 @@ neighbours would: whether such a tensor is alive is recorded, and its bytes are 
 (`dejavu.cost.memory`). Everything else that is allocated in the layer is its own. Gradients of the weights exist
 already and are accumulated in place, as in every step but the first.
 
-Fake tensors run no kernels, so what a kernel allocates and frees inside is not seen; for convolutions it is large
-enough that a formula adds it.
+Fake tensors run no kernels, so what a kernel allocates and frees inside is not seen: formulas add it
+(`dejavu.graphs.inside`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dejavu.cluster.records import Kind
+from dejavu.graphs.inside import inside_bytes, size_of
 
 INPUT, OUTPUT, ARRIVING = "input", "output", "arriving"  # arriving: the gradient of the output
 _RANDOM_STATE_BYTES = 5056  # of the CPU's generator, torch 2.13
@@ -30,29 +31,6 @@ _RANDOM_STATE_BYTES = 5056  # of the CPU's generator, torch 2.13
 # gradient is put into zeros in place. Under a dispatch mode both make a new tensor and drop the old one at once, so
 # such a moment is not recorded.
 _IN_PLACE_BACKWARD = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default)
-
-
-@dataclass(frozen=True)
-class _Blocked:
-    """How oneDNN lays out what it convolves, by the vectors of the CPU.
-
-    Attributes:
-        channels: they are rounded up to a multiple of it.
-        plain_images: of so many channels, images stay as they are for the weight's gradient.
-        multiplies: kernels of one pixel and stride 1 are matrix products, and nothing is copied.
-        unrolled_width: of outputs of this width or less the weight's gradient is a product with the unrolled image.
-    """
-
-    channels: int
-    plain_images: tuple[int, ...]
-    multiplies: bool
-    unrolled_width: int
-
-
-# By what torch says that the CPU can do. Other CPUs, and GPUs, count as the first.
-_WIDE = _Blocked(16, (1, 2, 3), multiplies=False, unrolled_width=0)
-_NARROW = _Blocked(8, (3,), multiplies=True, unrolled_width=2)
-_UNROLLED_WEIGHTS, _UNROLLED_PADDING = 4, 64  # what such a product takes: weights, and numbers beside the image's
 
 
 @dataclass(frozen=True)
@@ -110,12 +88,12 @@ def footprint(
         kind: of the devices.
     """
     parameters = tuple(module.parameters())
-    buffers = {buffer.untyped_storage()._cdata: _size(buffer) for buffer in module.buffers()}
+    buffers = {buffer.untyped_storage()._cdata: size_of(buffer) for buffer in module.buffers()}
     for parameter in parameters:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     outside = (inputs, *parameters, *(p.grad for p in parameters if p.grad is not None), *module.buffers())
-    watch = _Watch(outside, _narrow_or_wide(kind))
+    watch = _Watch(outside, kind)
     try:
         with watch:
             held, forward, sizes = _forward(module, inputs, loss, watch, recompute=recompute)
@@ -137,7 +115,7 @@ def footprint(
         forward=forward,
         backward=watch.moments(),
         buffer_bytes=sum(buffers.values()),
-        largest_parameter_bytes=max((_size(parameter) for parameter in parameters), default=0),
+        largest_parameter_bytes=max((size_of(parameter) for parameter in parameters), default=0),
     )
 
 
@@ -154,7 +132,7 @@ def _forward(
     output = _checkpointed(module, x) if recompute else module(x)
     passed = output.untyped_storage()._cdata == x.untyped_storage()._cdata
     watch.call(INPUT if passed else OUTPUT, output)
-    sizes = {INPUT: _size(x), OUTPUT: _size(output), "passed": int(passed)}
+    sizes = {INPUT: size_of(x), OUTPUT: size_of(output), "passed": int(passed)}
     besides = 0 if passed else _besides(output)
     watch.end = loss(output) if loss else _Behind.apply(output, watch)  # type: ignore[no-untyped-call]  # torch's has no types
     del x, output
@@ -206,9 +184,9 @@ class _Behind(torch.autograd.Function):
 class _Watch(TorchDispatchMode):
     """Tracks every storage that is allocated while it is active, from allocation to release."""
 
-    def __init__(self, outside: tuple[torch.Tensor, ...], blocked: _Blocked) -> None:
+    def __init__(self, outside: tuple[torch.Tensor, ...], kind: Kind) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
-        self._blocked = blocked
+        self._kind = kind
         self.end: torch.Tensor | None = None
         self._outside = {tensor.untyped_storage()._cdata for tensor in outside}
         self._alive: dict[int, int] = {}  # storage -> bytes
@@ -220,7 +198,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note()
         result = func(*args, **(kwargs or {}))
-        inside = _inside_bytes(func.overloadpacket, args, result, self._blocked)
+        inside = inside_bytes(func.overloadpacket, args, result, self._kind)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._meet(leaf)
@@ -271,61 +249,6 @@ class _Watch(TorchDispatchMode):
         self._own_bytes -= size if self._names.pop(key, None) is None else self._besides.pop(key)
 
 
-def _narrow_or_wide(kind: Kind) -> _Blocked:
-    """Return the layout on this machine's CPU, where its cores are the devices."""
-    return _NARROW if kind == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2" else _WIDE
-
-
-def _inside_bytes(kernel: Any, args: Any, result: Any, blocked: _Blocked) -> int:
-    """Return what a convolution holds beyond its inputs and results: copies of them in oneDNN's blocked layout.
-
-    Read off the CPU allocator's events of torch 2.13: over sixteen shapes on a CPU with AVX-512 (2026-11-21), over
-    thirty-seven on one with AVX2 (2026-11-23). Forward holds copies of input, weight and output until the output is
-    copied back. Backward makes the input's gradient from copies, then, with that held, the weight's gradient from
-    copies again, and at last copies that back.
-    """
-
-    def rounded(tensor: torch.Tensor, *dimensions: int) -> int:
-        return _rounded_bytes(tensor, blocked.channels, *dimensions)
-
-    if kernel is torch.ops.aten.convolution:
-        image, weight, _, stride, padding = args[:5]
-        if blocked.multiplies and _is_product(weight, stride, padding):
-            return 0
-        copied = rounded(result) + (rounded(image) if image.shape[1] >= blocked.channels else 0)
-        return max(copied + rounded(weight, 0, 1) - _size(result), rounded(result))
-    if kernel is torch.ops.aten.convolution_backward:
-        gradient, image, weight, _, stride, padding = args[:6]
-        if blocked.multiplies and _is_product(weight, stride, padding):
-            return 0
-        copied = rounded(weight, 0, 1)
-        for_weight = copied + sum(rounded(t) for t in (gradient, image) if t.shape[1] not in blocked.plain_images)
-        if gradient.shape[-1] <= blocked.unrolled_width:
-            unrolled = weight[0].numel() * gradient[0, 0].numel() + _UNROLLED_PADDING
-            for_weight = copied + _UNROLLED_WEIGHTS * copied + unrolled * weight.element_size()
-        for_input = copied + rounded(gradient) + rounded(image) - _size(image)
-        return max(for_weight - _size(weight), for_input - _size(weight) if result[0] is not None else 0, copied)
-    return 0
-
-
-def _is_product(weight: torch.Tensor, stride: Any, padding: Any) -> bool:
-    return all(size == 1 for size in weight.shape[2:]) and set(stride) == {1} and not any(padding)
-
-
-def _rounded_bytes(tensor: torch.Tensor, most: int, *dimensions: int) -> int:
-    """Return the tensor's bytes with its channels (dimension 1 if none is given) rounded up to whole blocks."""
-    size = _size(tensor)
-    for dimension in dimensions or (1,):
-        channels = tensor.shape[dimension]
-        block = min(most, 8) if channels <= 8 else most
-        size = size // channels * -(-channels // block) * block
-    return size
-
-
 def _besides(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's memory that are not the tensor's: of a view, what it leaves out."""
-    return max(0, tensor.untyped_storage().nbytes() - _size(tensor))
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return max(0, tensor.untyped_storage().nbytes() - size_of(tensor))

@@ -11,11 +11,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
+from dejavu.foundation.tracing.recurrent import RecurrentLayer
+
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _KNOWN = 1024  # numbers of a tensor whose values are kept, at most
 _aten = torch.ops.aten
 _PRODUCTS = {  # torch's kernels take one dtype, which its shapes' rules do not ask for
     getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")
+}
+_RESIZED = {  # torch's kernels make these results as large as what they read, and resize them: their memory stays
+    getattr(_aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss", "col2im")
 }
 _RANGES = (_aten.linspace.default, _aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 
@@ -24,7 +30,8 @@ class FakeMode(FakeTensorMode):
     """Torch's mode, which a deep copy of a fake tensor shares (`nn.TransformerEncoder` copies its layer).
 
     Of small tensors that follow from plain numbers the values are known, as torch's own mode knows those of a single
-    number: models read rates of their blocks with `.item()` from `torch.linspace(0, rate, depth)`.
+    number: models read rates of their blocks with `.item()` from `torch.linspace(0, rate, depth)`. Memory is as large
+    as on a CPU where torch's own rules say less: what an LSTM keeps for its backward pass, results that are resized.
     """
 
     def __deepcopy__(self, memo: object) -> FakeMode:
@@ -39,12 +46,29 @@ class FakeMode(FakeTensorMode):
             dtypes = list(dict.fromkeys(str(one.dtype)[6:] for one in args if isinstance(one, torch.Tensor)))
             if len(dtypes) > 1:
                 raise RuntimeError(f"a product ({func}) of {' and '.join(dtypes)}; wanted one dtype")
-        found = super().__torch_dispatch__(func, types, args, kwargs)
+        found: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func in _RANGES and type(found) is FakeTensor and found.numel() <= _KNOWN and found.device.type == "cpu":
             with no_dispatch():
                 found.constant = func(*args, **(kwargs or {}))
             self.fake_tensor_converter.add_constant_storage_mapping(found)
+        if func in _RESIZED:
+            return self._resized(found, args)
+        if func is _aten.mkldnn_rnn_layer.default and args[-1]:  # it trains
+            return *found[:-1], self._workspace(args[0], args[2])
         return found
+
+    def _resized(self, found: torch.Tensor, args: Any) -> torch.Tensor:
+        """Return a result of the same form in the memory that it has in a training."""
+        most = max(one.numel() for one in args[:2] if isinstance(one, torch.Tensor))
+        if most <= found.numel():
+            return found
+        with self:
+            return torch.empty(most, dtype=found.dtype, device=found.device).resize_(found.shape)
+
+    def _workspace(self, inputs: torch.Tensor, recurrent_weight: torch.Tensor) -> torch.Tensor:
+        with self:
+            size = RecurrentLayer.of(inputs, recurrent_weight).workspace_bytes()
+            return torch.empty(size, dtype=torch.uint8, device=inputs.device)
 
 
 @contextmanager
