@@ -89,6 +89,20 @@ def bagged(draw: random.Random, mode: str) -> Drawn:
     return lambda: nn.EmbeddingBag(words, width, mode=mode), (draw.randint(1, 9), draw.randint(1, 30)), words
 
 
+def narrowed(draw: random.Random) -> Drawn:
+    sizes = [draw.choice([draw.randint(1, 300), 512]) for _ in range(3)]
+
+    def products(x: torch.Tensor, *layers: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layers[1](layers[0](x).tanh())
+
+    return (
+        lambda: Applied(products, nn.Linear(*sizes[:2]), nn.Linear(*sizes[1:])),
+        (draw.choice([draw.randint(1, 300), 4096]), sizes[0]),
+        0,
+    )
+
+
 def applied(draw: random.Random, function: Callable[[torch.Tensor], torch.Tensor]) -> Drawn:
     return lambda: Applied(function), image(draw), 0
 
@@ -122,6 +136,7 @@ LAYERS: dict[str, Callable[[random.Random], Drawn]] = {
     "cubic, smoothed": lambda draw: resized(draw, "bicubic", antialias=True),
     "attention": attended,
     **{f"bag: {mode}": lambda draw, mode=mode: bagged(draw, mode) for mode in ("sum", "mean", "max")},
+    "products in bfloat16": narrowed,
     "unfolded": lambda draw: applied(draw, lambda x: functional.unfold(x, 3)),
     "norm of a view": lambda draw: applied(
         draw, lambda x: functional.layer_norm(x.transpose(1, 3), x.shape[1:2]).transpose(1, 2)

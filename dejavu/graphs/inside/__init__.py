@@ -22,6 +22,8 @@ __all__ = ["inside_bytes", "size_of"]
 
 _aten = torch.ops.aten
 Rule = Callable[[Any, Any], int]  # (arguments, result) -> bytes beyond both
+_VECTOR, _WIDE, _WIDEST, _HIGHEST, _PAIRS, _DEEPEST = 16, 64, 256, 256, 32, 1024  # blocks of products in 16 bits
+_A_LITTLE = 1536
 _NARROW_QUERIES, _QUERIES, _WIDE_QUERIES = 32, 64, 256  # in a block of flash attention (FlashAttentionKernel.cpp)
 _A_NUMBER = 16
 _KEYS, _LONG, _LONGER = 512, 192, 768
@@ -68,6 +70,22 @@ def _bilinear(args: Any, result: Any) -> int:
         if dimension not in summed:
             second *= max(sizes)
     return first + second
+
+
+def _narrow_product(args: Any, result: Any) -> int:
+    """Count a block of the sums in float32, and blocks of the factors as oneDNN lays out numbers of 16 bits.
+
+    Its blocks are no larger than these; of a first factor that comes transposed it lays out more, and wider ones.
+    """
+    if result.dtype not in (torch.bfloat16, torch.float16):
+        return 0
+    left: torch.Tensor = args[-2]
+    right: torch.Tensor = args[-1]
+    rows, depth = left.shape[-2], min(-(-left.shape[-1] // _PAIRS) * _PAIRS, _DEEPEST)
+    is_transposed = left.stride(-1) != 1
+    width = min(-(-right.shape[-1] // _VECTOR) * _VECTOR, _WIDEST if is_transposed else _WIDE)
+    blocks = min(rows, _HIGHEST) * width * 4 + depth * max(width, _WIDE) * left.element_size()
+    return blocks + min(rows, 2 * _HIGHEST) * depth * left.element_size() * is_transposed + _A_LITTLE
 
 
 def _attention_blocks(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -166,6 +184,7 @@ _ANYWHERE: dict[Any, Rule] = {
     _aten.mkldnn_rnn_layer_backward: lambda args, _: RecurrentLayer.of(args[0], args[2]).backward_bytes(),
 }
 _ON_CPUS: dict[Any, Rule] = {
+    **dict.fromkeys((_aten.mm, _aten.addmm, _aten.bmm), _narrow_product),
     _aten.native_batch_norm: lambda args, result: 3 * size_of(result[1]),
     _aten.native_batch_norm_backward: lambda args, _: size_of(args[1]),
     _aten.native_layer_norm: _kept_in_order,
