@@ -85,6 +85,47 @@ def test_nine_of_ten_truths_are_inside_where_errors_are_as_stated(choice: Choice
     assert 0.85 <= inside / rounds <= 0.96
 
 
+LARGE = Workload.model_validate(
+    {"model": "gpt", "model_options": {"num_blocks": 3, "width": 2048, "num_heads": 16}, "data": "synthetic"}
+    | {"synthetic": {"num_classes": 256}, "sequence_length": 2048, "batch_size": 4, "num_microbatches": 4}
+)
+
+
+def range_of_step(folder: Path, gbits: str, schedule: str, **changes: object) -> tuple[float, float]:
+    """The ends of the range of the best plan under a schedule on two nodes of two, over its step."""
+    (folder / "cluster.yaml").write_text(
+        "nodes: [{name: a, count: 2, devices: {type: A100-PCIE-40GB, count: 2}, link: {bandwidth: 100 GB/s}}]\n"
+        f"links: {{default: {{bandwidth: {gbits} Gbit/s, latency: 25 us}}}}\n"
+    )
+    workload, cluster = LARGE.model_copy(update=changes), load_cluster(folder / "cluster.yaml")
+    asked = PlanRequest(workload, cluster, folder / "db", Parallelism(1, 1), ("proportional",), (schedule,), (4,))
+    choice = Planner().plan(asked)
+    assert choice.plan.both_ways == (schedule == "chimera")
+    low, high = choice.range_seconds
+    return low / choice.step_seconds, high / choice.step_seconds
+
+
+@pytest.mark.parametrize("runs", [1, 2, 8])
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_runs_of_the_schedule_and_slices_are_as_uncertain_as_one_run_of_whole_sequences(
+    runs: int, slices: int, tmp_path: Path
+) -> None:
+    """The same layers on the same devices, whose errors do not even out by being computed again, or in parts."""
+    whole = range_of_step(tmp_path, "400", "1f1b")
+    found = range_of_step(tmp_path, "400", "1f1b", accumulate=runs, batch_size=4 * runs, slices=slices)
+    assert found == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_sent_over_declared_links_is_taken_at_its_word_of_two_copies_as_of_one(
+    accumulate: int, tmp_path: Path
+) -> None:
+    """Where links take nearly all of a step, the range is that of what no price knows, around the step."""
+    low, high = range_of_step(tmp_path, "0.01", "chimera", accumulate=accumulate, batch_size=4 * accumulate)
+    beside = math.exp(NORMAL_90 * UNTRAINED_LOG_DEVIATION)
+    assert (low, high) == pytest.approx((1 / beside, beside), rel=0.03)
+
+
 @pytest.mark.parametrize("count", [40, 200])
 def test_draws_are_normal_and_equal_names_share_them(count: int) -> None:
     draws = Draws(count)

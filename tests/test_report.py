@@ -150,6 +150,7 @@ class GivenErrors:
         step_seconds: float,
         seed: int = 0,
         simulated: object = None,
+        sum_seconds: object = None,
     ) -> Range:
         return Range(0.9 * step_seconds, 1.1 * step_seconds)
 

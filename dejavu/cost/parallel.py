@@ -185,7 +185,7 @@ class ParallelPrices:
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         trained_L = np.array([trained_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         each = [self.computing.passes(configuration, m, own) for own in slices or (None,)]
-        passes, again = _mean(each), [0.0 * one.forward_L for one in each]
+        passes, again = Passes.mean(each), [0.0 * one.forward_L for one in each]
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward = passes.forward_L + self._inside_layers(configuration, m, "forward", n)
         backward = passes.backward_L + self._inside_layers(configuration, m, "backward", n)
@@ -352,10 +352,6 @@ class ParallelPrices:
             return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in told)
 
         return np.array([seconds(kind, layer) for kind, layer in enumerate(kinds)])[kind_L]
-
-
-def _mean(each: Sequence[Passes]) -> Passes:
-    return Passes(*(np.mean(rows, axis=0) for rows in zip(*each, strict=True)))
 
 
 def _slice_prices(lengths: tuple[int, ...], columns: Sequence[_Column]) -> SlicePrices | None:

@@ -39,6 +39,11 @@ class Passes(NamedTuple):
     backward_L: Floats
     optimizer_L: Floats
 
+    @classmethod
+    def mean(cls, each: Sequence[Passes]) -> Passes:
+        """Return the mean of what slices of a sequence take."""
+        return cls(*(np.mean(rows, axis=0) for rows in zip(*each, strict=True)))
+
 
 class LayerPart(NamedTuple):
     """The part of each layer that one device of a stage computes.

@@ -19,13 +19,16 @@ import numpy as np
 
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.estimates import INTERPOLATED, MEASURED, TRAINED
+from dejavu.cost.kernels.sequence import SliceOfTokens
 from dejavu.cost.parallel import ParallelPrices
+from dejavu.cost.parts import Passes, ratio
 from dejavu.cost.trainings.believed import NORMAL_90
 from dejavu.cost.trainings.steps import Basis, StepFactor
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import Floats
 from dejavu.simulation import BlockedStep, Simulation, StageSeconds, simulate_plan, stages_of
+from dejavu.workload.slices import slice_spans
 
 Simulated = Callable[[PricedProblem, Plan, Sequence[StageSeconds] | None], Simulation | BlockedStep]
 
@@ -109,25 +112,32 @@ class PriceErrors:
         step_seconds: float,
         seed: int = 0,
         simulated: Simulated = _beside_computing,
+        sum_seconds: Sequence[float] | None = None,
     ) -> Range:
         """Return the range of a plan's predicted step; where trainings of this model corrected it, theirs.
 
         Args:
             step_seconds: the prediction, the factor included; it is always inside.
             simulated: how a step is simulated.
+            sum_seconds: as of `simulate_plan`.
         """
         if factor.basis is not Basis.NOTHING:
             return Range(*factor.interval(step_seconds))
-        drawn_K = self._drawn_seconds(priced, plan, seed, simulated) * factor.factor
+        base = stages_of(priced, plan, sum_seconds)
+        drawn_K = self._drawn_seconds(priced, plan, base, seed, simulated) * factor.factor
         low, high = np.quantile(drawn_K, (0.05, 0.95))
         return Range(min(float(low), step_seconds), max(float(high), step_seconds))
 
-    def _drawn_seconds(self, priced: PricedProblem, plan: Plan, seed: int, simulated: Simulated) -> Floats:
-        """Simulate the plan with K draws of all errors."""
+    def _drawn_seconds(
+        self, priced: PricedProblem, plan: Plan, base: Sequence[StageSeconds], seed: int, simulated: Simulated
+    ) -> Floats:
+        """Simulate the plan, whose stages are predicted to take `base`, with K draws of all errors."""
         actions = max(1, simulated(priced, plan, None).num_actions)
         draws = Draws(min(MOST_DRAWS, max(LEAST_DRAWS, MOST_ACTIONS // actions)), seed)
-        base = stages_of(priced, plan)
-        factors = [self._stage_factors(priced, stage, plan.num_microbatches, draws) for stage in plan.seats]
+        factors = [
+            self._stage_factors(priced, stage, row.per_step_seconds, plan.num_microbatches, draws)
+            for stage, row in zip(plan.seats, base, strict=True)
+        ]
         found = np.empty(draws.count)
         for k in range(draws.count):
             rows = [
@@ -139,13 +149,18 @@ class PriceErrors:
         return drawn
 
     def _stage_factors(
-        self, priced: PricedProblem, stage: Stage, num_microbatches: int, draws: Draws
+        self, priced: PricedProblem, stage: Stage, per_step_seconds: float, num_microbatches: int, draws: Draws
     ) -> tuple[Floats, Floats, Floats]:
-        """Return K factors on what the stage's forward, its backward, and its work once a step take."""
-        problem, configuration = priced.problem, stage.configuration
-        c, span = problem.index(configuration), slice(stage.start, stage.stop)
+        """Return K factors on what the stage's forward, its backward, and its work once a step take.
+
+        Computing errs as its layers do, and what a pass takes besides as the stage's collectives. Both are of one run
+        of the schedule, and of the mean slice where sequences come in slices.
+        """
+        configuration, runs = stage.configuration, priced.accumulate
+        c, span = priced.problem.index(configuration), slice(stage.start, stage.stop)
         m = self.run_size // num_microbatches
-        passes = self.prices.computing.passes(configuration, m)
+        priced_at, slices = self.prices.computing, [SliceOfTokens(*one) for one in slice_spans(priced.slice_lengths)]
+        passes = Passes.mean([priced_at.passes(configuration, m, own) for own in slices or (None,)])
         computing = [passes.forward_L[span], passes.backward_L[span], passes.optimizer_L[span]]
         drawn_KL = [self._layer_factors(stage, m, name, draws) for name in ("forward", "backward", "optimizer")]
         computed = [
@@ -153,12 +168,13 @@ class PriceErrors:
             for seconds_L, factor_KL in zip(computing, drawn_KL, strict=True)
         ]
         if configuration.recompute:
-            again_L = self.prices.computing.recomputed(configuration, m)[span]
+            whole_L = priced_at.passes(configuration, m).forward_L
+            again_L = (priced_at.recomputed(configuration, m) * ratio(passes.forward_L, whole_L))[span]
             computed[1] = (computed[1][0] + float(again_L.sum()), computed[1][1] + drawn_KL[0] @ again_L)
         totals = (
-            float(priced.forward_seconds_CL[c, span].sum()),
-            float(priced.backward_seconds_CL[c, span].sum()),
-            problem.costs.per_step_seconds(stage.start, stage.stop, c),
+            float(priced.forward_seconds_CL[c, span].sum()) / runs,
+            float(priced.backward_seconds_CL[c, span].sum()) / runs,
+            per_step_seconds,
         )
         said = draws.factors((configuration.device_type, "collectives"), *self.collectives.spread(configuration))
         forward, backward, once = (

@@ -275,11 +275,15 @@ class Simulator:
         """Return how the candidate's step is simulated where its stages take other times."""
         if candidate.binding is None:
             return lambda priced, plan, stages: simulate_plan(priced, plan, stages=stages)
-        messages = messages_of(candidate.priced, candidate.binding, self._cluster)
-        sums = sums_of(candidate.priced, candidate.binding, self._cluster)
+        messages, sums = messages_of(candidate.priced, candidate.binding, self._cluster), self.sums_of(candidate)
         return lambda priced, plan, stages: simulate_plan(
             priced, plan, stages=stages, message_seconds=messages, sum_seconds=sums
         )
+
+    def sums_of(self, candidate: Candidate) -> tuple[float, ...] | None:
+        """Return what sums over the candidate's two copies take on its devices; None: it has none."""
+        binding = candidate.binding
+        return None if binding is None else sums_of(candidate.priced, binding, self._cluster)
 
     def _moved(self, candidate: Candidate, plan: Plan) -> Candidate:
         """Simulate the candidate's plan with other cuts, where it is."""

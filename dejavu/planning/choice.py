@@ -159,9 +159,9 @@ class Choice:
 
     def step_range(self, candidate: Candidate) -> Range:
         """Return the 90 % range of a candidate's predicted step."""
-        one, errors = candidate, self.prices.errors
-        return errors.step_range(
-            one.priced, one.plan, one.factor, one.step_seconds, self.request.seed, self.simulator.simulated_again(one)
+        one, again, sums = candidate, self.simulator.simulated_again(candidate), self.simulator.sums_of(candidate)
+        return self.prices.errors.step_range(
+            one.priced, one.plan, one.factor, one.step_seconds, self.request.seed, again, sums
         )
 
     @cached_property

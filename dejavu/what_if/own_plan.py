@@ -153,7 +153,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     fastest = simulate_plan_blocking(priced, plan) if is_blocking else simulate_plan(priced, plan)
     waits = links_cost(simulated / fastest.step_seconds - 1 if fastest.step_seconds > 0 else 0.0)
     parts, formula_seconds, in_flight = _parts(priced, plan)
-    errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
+    errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of, sums)
     host = prices.assumed_host(plan, simulated)
     costs, own_S = priced.problem.costs, {s: own for own in plan.ranks for s in own}
     assert isinstance(costs, AdditiveCosts)
