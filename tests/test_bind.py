@@ -453,15 +453,21 @@ def test_like_devices_and_links_cost_what_the_search_said() -> None:
         assert [row.device for row in binding.placements] == list(cluster.devices()[:6])
 
 
-def test_an_assumed_link_is_priced_as_the_problem_prices_it() -> None:
+def test_an_assumed_link_is_priced_as_it_was_measured_and_a_declared_one_as_the_file_says() -> None:
     rng = np.random.default_rng(0)
     cluster = cluster_of([(1, [("a", 3)])], rng)
     problem = problem_of(cluster, rng)
+    c = problem.index(StageConfiguration("a"))
+    links = float(problem.link_latency_seconds_CC[c, c]), float(problem.link_seconds_per_byte_CC[c, c])
+    measured = replace(problem, measured_links={("a", "a"): links})
     plan = plan_of(problem, [StageConfiguration("a")] * 3, rng)
     (group,) = cluster.groups
     assumed = replace(cluster, groups=(replace(group, link=replace(group.link, assumed=True)),))
-    assert bind(problem, plan, assumed).step_seconds == pytest.approx(price(problem, plan).step_seconds, rel=1e-12)
-    assert bind(problem, plan, cluster).step_seconds != pytest.approx(price(problem, plan).step_seconds, rel=1e-6)
+    declared_seconds = bind(problem, plan, cluster).step_seconds
+    assert bind(measured, plan, assumed).step_seconds == pytest.approx(price(problem, plan).step_seconds, rel=1e-12)
+    assert declared_seconds != pytest.approx(price(problem, plan).step_seconds, rel=1e-6)
+    assert bind(measured, plan, cluster).step_seconds == declared_seconds  # what a person said
+    assert bind(problem, plan, assumed).step_seconds == declared_seconds  # nothing was measured
 
 
 def test_the_slow_device_gets_the_small_stage() -> None:

@@ -16,10 +16,11 @@ from dejavu.binding.link_prices import LinkPrices, StageExchange
 from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost import transfer_costs
+from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.priced_problem import links_between
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
-from dejavu.planning.candidates import simulate_bound, sums_of
+from dejavu.planning.candidates import messages_of, simulate_bound, sums_of
 from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import what_is_proved
 from dejavu.plans import Plan, Problem, StageConfiguration
@@ -27,6 +28,7 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import simulate_plan
 from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import Workload
+from tests import rows
 
 ALONE = Parallelism(max_data_parallel=1, max_tensor_parallel=1)
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
@@ -149,6 +151,39 @@ def test_two_copies_sum_their_gradients_over_the_links_that_they_have(
     assert best.simulated_seconds >= simulate_plan(best.priced, plan).step_seconds * (1 - 1e-12)
 
 
+@pytest.mark.parametrize("measured", [None, (2e-6, 1e-12), (4e-4, 1e-9)])
+@pytest.mark.parametrize("type_name", ["T4", "V100-SXM2-16GB", "P4"])
+def test_a_link_that_the_file_leaves_out_is_the_one_that_is_assumed_or_was_measured(
+    type_name: str, measured: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    """Whatever the network: a message between two devices of a node never takes a faster link between nodes."""
+    of = {"kind": "transfer", "subject": EXCHANGE, "device_type": type_name, "peer_device_type": type_name}
+    timed = [rows.row(**of, size_bytes=n, seconds=measured[0] + n * measured[1]) for n in (4096, 2**22) if measured]
+    ProfileDatabase(tmp_path / "profiles_db").append(timed)
+    (tmp_path / "cluster.yaml").write_text(
+        f"nodes: [{{name: a, devices: {{type: {type_name}, count: 4}}}}, "
+        f"{{name: b, devices: {{type: {type_name}, count: 1}}}}]\n"
+        "links: {default: {bandwidth: 4000 Gbit/s, latency: 1 us}}\n"
+    )
+    cluster, compared = load_cluster(tmp_path / "cluster.yaml"), 0
+    group = cluster.groups[0]
+    assert group.link.assumed
+    inside = measured or (group.link.latency_seconds, 1 / group.link.bytes_per_second)
+    choice = Planner().plan(PlanRequest(workload(), cluster, tmp_path / "profiles_db", ALONE, (), SCHEDULES, (4,), 2.0))
+    for one in (one for row in choice.considered for one in row.candidates):
+        assert one.binding is not None
+        at = {placed.pipeline_rank: placed.device.host for placed in one.binding.placements}
+        ranks = {seat: rank for rank, seats in enumerate(one.plan.seats_of_ranks) for seat in seats}
+        for seat, seconds in enumerate(messages_of(one.priced, one.binding, cluster)):
+            a, b = ranks[seat], ranks[seat + 1]
+            if a != b and at[a] == at[b]:
+                size = one.priced.problem.cut_bytes_L1[one.plan.seats[seat + 1].start]
+                assert seconds == pytest.approx(inside[0] + size * inside[1])
+                compared += 1
+        assert one.simulated_seconds >= choice.simulated_lower_bound_seconds * (1 - 1e-9)
+    assert compared
+
+
 SHAPES = [(1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 2), (3, 1, 1)]
 
 
@@ -194,10 +229,9 @@ def seconds_anywhere(
             "stages": [{"start": k, "stop": k + 1, "configuration": one.to_dict()} for k, one in enumerate(pair)],
         }
     )
-    problem = Problem.__new__(Problem)  # its links are asked only for what a cluster file does not say
+    problem = Problem.__new__(Problem)  # what its links take is not asked for
     object.__setattr__(problem, "configurations", pair)
-    object.__setattr__(problem, "link_latency_seconds_CC", np.zeros((2, 2)))
-    object.__setattr__(problem, "link_seconds_per_byte_CC", np.zeros((2, 2)))
+    object.__setattr__(problem, "measured_links", {})
     prices, found = LinkPrices(problem, plan, site, [StageExchange(0, 1, 1, size)], 1), []
     for a in itertools.combinations_with_replacement(pools, pair[0].num_nodes):
         for b in itertools.combinations_with_replacement(pools, pair[1].num_nodes):

@@ -7,6 +7,7 @@ rank of fewer than W blocks repeats its first.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,22 +78,19 @@ class LinkPrices:
         return replace(self.configurations[rank], device_type=self.site.kinds[kind])
 
     def _inside(self) -> Floats:
-        """Price exchanges inside a node, where every pair of devices has its own link. A link that was only assumed
-        has the problem's price, which includes measurements.
+        """Price exchanges inside a node, where every pair of devices has its own link. One that the cluster file only
+        assumes has its measured price, if there is one.
         """
         site, K = self.site, len(self.site.kinds)
-        seconds = np.zeros((len(self.exchanges), K, K, len(site.inside_assumed_G)))
+        links_KKG2 = np.zeros((K, K, len(site.inside_assumed_G), 2))
+        links_KKG2[...] = np.stack([site.inside_latency_seconds_G, site.inside_seconds_per_byte_G], axis=1)
+        for (k, kind), (o, other) in itertools.product(enumerate(site.kinds), repeat=2):
+            if (kind, other) in self.problem.measured_links:
+                links_KKG2[k, o, site.inside_assumed_G] = self.problem.measured_links[kind, other]
+        seconds = np.zeros((len(self.exchanges), *links_KKG2.shape[:3]))
         for q, exchange in enumerate(self.exchanges):
-            a, b = self.configurations[exchange.a], self.configurations[exchange.b]
-            size = exchange.size_bytes / a.pairs_with(b)
-            link = exchange.messages * site.inside_latency_seconds_G + size * site.inside_seconds_per_byte_G
-            seconds[q] = 2.0 * self.runs * link
-            if a.num_nodes > 1 or b.num_nodes > 1:
-                continue
-            pairs = np.ix_(self.index_RK[exchange.a], self.index_RK[exchange.b])  # −1 where a rank cannot be anyway
-            priced = exchange.messages * self.problem.link_latency_seconds_CC[pairs]
-            priced = priced + exchange.size_bytes * self.problem.link_seconds_per_byte_CC[pairs]
-            seconds[q][:, :, site.inside_assumed_G] = 2.0 * priced[:, :, None]
+            size = exchange.size_bytes / self.configurations[exchange.a].pairs_with(self.configurations[exchange.b])
+            seconds[q] = 2.0 * self.runs * (links_KKG2 @ (exchange.messages, size))
         return seconds
 
     def transfer_seconds_NQ(self, places_NRW: Ints) -> Floats:

@@ -97,6 +97,7 @@ def price_problem(
             num_microbatches=n * workload.num_microbatches,
             max_stages=_most_stages(workload),
             num_slices=n,
+            measured_links={types: cost.measured_inside for types, cost in transfers.items() if cost.measured_inside},
         ),
         runs * found.forward_seconds_CL,
         runs * found.backward_seconds_CL,

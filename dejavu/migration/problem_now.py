@@ -248,6 +248,7 @@ class _Prices:
                 costs=self._costs(index, configurations, slow_C1),
                 link_latency_seconds_CC=links_CC2[:, :, 0].copy(),
                 link_seconds_per_byte_CC=links_CC2[:, :, 1].copy(),
+                measured_links=self._measured_links,
             ),
             forward_seconds_CL=self._passes(before.forward_seconds_CL, index, configurations, slow_C1),
             backward_seconds_CL=self._passes(before.backward_seconds_CL, index, configurations, slow_C1),
@@ -334,6 +335,13 @@ class _Prices:
             for c, other in enumerate(self._running.priced.problem.configurations)
             if other.device_type == type_name and other.num_devices == 1
         )
+
+    @cached_property
+    def _measured_links(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """What was measured between devices of a node; only links between nodes are seen to become slower."""
+        known, kinds = self._running.priced.problem.measured_links, self._kinds.values()
+        pairs = {(a.name, b.name): (a.type_name, b.type_name) for a in kinds for b in kinds}
+        return {names: known[types] for names, types in pairs.items() if types in known}
 
     @cached_property
     def _transfers(self) -> Transfers:

@@ -6,7 +6,7 @@ Shape suffixes: L = layers, L1 = L + 1 cut positions (0 and L are the ends), C =
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,8 @@ class Problem:
         max_stages: no plan may have more stages; None: as many as there are layers.
         num_slices: into how many slices each sequence is cut; memory is counted by whole microbatches all the same,
             since a stage has all slices of one in flight, or none.
+        measured_links: (type of device, another's) -> latency and seconds per byte between two of a node, in one run of
+            the schedule, where that was measured; for links that a cluster file only assumes.
     """
 
     layers: tuple[str, ...]
@@ -49,6 +51,7 @@ class Problem:
     use_all_devices: bool = False
     max_stages: int | None = None
     num_slices: int = 1
+    measured_links: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         L, C = len(self.layers), len(self.configurations)

@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cluster.this_machine import VISIBLE, gpus_by_type
-from dejavu.cost import transfer_cost
-from dejavu.cost.collectives.transfer import EXCHANGE
+from dejavu.cost.collectives.transfer import EXCHANGE, links_inside_nodes
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.foundation.registry import Family, named
@@ -200,8 +199,10 @@ class Profiler:
             step(f"transfers between two of {device_type}")
             yield from measure_link(device_type, self._least_sample_seconds)
 
-        declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
-        if num_devices < 2 or declared:  # the cluster file's value takes precedence over a measurement
+        links = links_inside_nodes(self.cluster, device_type, device_type)
+        if num_devices < 2 or not any(
+            link.assumed for link in links
+        ):  # the cluster file's value takes precedence over a measurement
             return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("transfer", EXCHANGE, device_type, measure)
 

@@ -16,11 +16,17 @@ EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
 
 @dataclass(frozen=True)
 class TransferCost:
-    """Cost of one message: `latency_seconds` + size × `seconds_per_byte`; measured, declared or assumed."""
+    """Cost of one message: `latency_seconds` + size × `seconds_per_byte`; measured, declared or assumed.
+
+    Attributes:
+        measured_inside: latency and seconds per byte between two devices of a node, where the cluster file only assumes
+            a link there and it was measured; None elsewhere.
+    """
 
     latency_seconds: float
     seconds_per_byte: float
     source: str
+    measured_inside: tuple[float, float] | None = None
 
 
 def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, receiver: str) -> TransferCost:
@@ -28,22 +34,29 @@ def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, rece
 
     Latency and time per byte are each the least of all links that the two may have: what is proved of plans at these
     prices holds wherever their stages are. `bind` then tells what the actual devices' links cost. A link that was
-    measured on this machine overrides what the file assumed, but not what a person declared.
+    measured on this machine overrides what the file assumed inside a node, but not what a person declared.
     """
-    links = links_of_neighbours(cluster, sender, receiver)
-    if not links:  # one device in all: nothing is ever sent
+    inside, between = links_inside_nodes(cluster, sender, receiver), links_between_nodes(cluster, sender, receiver)
+    if not inside and not between:  # one device in all: nothing is ever sent
         return TransferCost(0.0, 0.0, "declared")
-    costs, measured = [], None
-    if any(link.assumed for link in links):
+    costs, measured = list(map(_as_in_the_file, inside)), None
+    if any(link.assumed for link in inside):
         rows = database.latest(kind="transfer", subject=EXCHANGE, device_type=sender, peer_device_type=receiver)
         measured = fit(rows) if len(rows) >= 2 else None
-    for link in links:
-        declared = TransferCost(
-            link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared"
-        )
-        costs.append(measured if measured and link.assumed else declared)
+    if measured:
+        costs = [measured if cost.source == "assumed" else cost for cost in costs]
+    costs += map(_as_in_the_file, between)
     least = min(costs, key=lambda cost: cost.seconds_per_byte)
-    return replace(least, latency_seconds=min(cost.latency_seconds for cost in costs))
+    return TransferCost(
+        latency_seconds=min(cost.latency_seconds for cost in costs),
+        seconds_per_byte=least.seconds_per_byte,
+        source=least.source,
+        measured_inside=(measured.latency_seconds, measured.seconds_per_byte) if measured else None,
+    )
+
+
+def _as_in_the_file(link: Link) -> TransferCost:
+    return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")
 
 
 def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[str, str], TransferCost]:
@@ -54,9 +67,13 @@ def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[st
 
 def links_of_neighbours(cluster: Cluster, a: str, b: str) -> list[Link]:
     """Return every link that two devices of these types may have: inside a node that has both, and between nodes."""
+    return links_inside_nodes(cluster, a, b) + links_between_nodes(cluster, a, b)
+
+
+def links_inside_nodes(cluster: Cluster, a: str, b: str) -> list[Link]:
+    """Return the links inside nodes that have two devices of these types."""
     needed = Counter((a, b))
-    inside = [group.link for group in cluster.groups if _has(group, needed)]
-    return inside + links_between_nodes(cluster, a, b)
+    return [group.link for group in cluster.groups if _has(group, needed)]
 
 
 def fastest_link(cluster: Cluster, a: str, b: str) -> Link:
