@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from dejavu.cost import transfer_costs
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.priced_problem import links_between
 from dejavu.parallelism import Parallelism
-from dejavu.planning import Choice, Planner, PlanRequest
+from dejavu.planning import Choice, Planner, PlanRequest, Prices
 from dejavu.planning.candidates import messages_of, simulate_bound, sums_of
 from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import what_is_proved
-from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import simulate_plan
 from dejavu.what_if.own_plan import price_own_plan
@@ -126,6 +127,24 @@ def test_a_plan_has_one_price(nodes: str, tmp_path: Path) -> None:
     assert choice.binding.plan == choice.plan
     low, high = choice.range_seconds
     assert low <= choice.step_seconds <= high
+
+
+@pytest.mark.parametrize("types", ["TT", "VV", "TTV", "VTT", "VVT", "TTVV"])
+def test_a_plan_of_ones_own_is_priced_on_the_best_devices_of_its_types(types: str, tmp_path: Path) -> None:
+    """Also where others would be faster: not on the first that the cluster file has."""
+    (tmp_path / "cluster.yaml").write_text(
+        "nodes:\n- {name: a, devices: {type: T4, count: 1}}\n- {name: b, devices: {type: V100-SXM2-16GB, count: 1}}\n"
+        "- {name: c, count: 2, devices: {type: T4, count: 2}}\n- {name: d, devices: {type: V100-SXM2-16GB, count: 2}}\n"
+        "links: {default: {bandwidth: 100 Mbit/s, latency: 25 us}}\n"
+    )
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    on = [StageConfiguration({"T": "T4", "V": "V100-SXM2-16GB"}[letter]) for letter in types]
+    stops = [*range(1, len(types)), 5]
+    plan = Plan(tuple(Stage(k, stop, one) for k, (stop, one) in enumerate(zip(stops, on, strict=True))), "1f1b", 4)
+    request = PlanRequest(workload(), cluster, tmp_path / "profiles_db")
+    priced = Prices(replace(request, parallelism=ALONE, microbatches=(4,))).priced(4)
+    least = min(simulate_bound(priced, bound, cluster).step_seconds for bound in every_place(plan, cluster))
+    assert price_own_plan(request, plan).simulated_seconds == pytest.approx(least)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -24,7 +24,14 @@ MOST_DRAWS = 200_000_000  # pools looked at for all blocks of all random binding
 
 
 def bind(
-    problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0, runs: int = 1, compares: bool = True
+    problem: Problem,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    runs: int = 1,
+    compares: bool = True,
+    moves: bool = True,
 ) -> Binding:
     """Assign devices to every pipeline rank so that the step is shortest, by the searches' cost model.
 
@@ -39,6 +46,7 @@ def bind(
         seed: of the random bindings, and of the sampled changes where there are too many.
         runs: of the schedule in a step, which the problem's prices count all.
         compares: with random bindings, and says why; False: not where the plan's order is the best of all anyway.
+        moves: ranks to other kinds of devices, too; False: each stays on the kind that the plan names.
 
     Raises:
         BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
@@ -51,7 +59,7 @@ def bind(
         True
     """
     site = Site.of(cluster)
-    pricing = BindingPrices(problem, plan, site, runs)
+    pricing = BindingPrices(problem, plan, site, runs, moves=moves)
     order = in_order(pricing.configurations, site)
     pricing.check_memory()
     bound = bounds(pricing, *computing_bound(pricing))

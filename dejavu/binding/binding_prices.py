@@ -22,19 +22,23 @@ from dejavu.plans.stage_costs import HAIR, AdditiveCosts, Floats
 class BindingPrices(LinkPrices):
     """Prices a plan's step for any placement of its pipeline ranks.
 
+    Args:
+        moves: as of `bind`.
+
     Attributes:
         repeats: microbatches of a step but the first.
         seconds_RK, load_seconds_RK: one microbatch, and all but one of the step's plus the per-step work; inf where the
-            rank cannot be on the kind: no such configuration in the problem, or too little memory.
+            rank cannot be on the kind: no such configuration in the problem, or too little memory, or it may not move.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, site: Site, runs: int = 1) -> None:
+    def __init__(self, problem: Problem, plan: Plan, site: Site, runs: int = 1, *, moves: bool = True) -> None:
         super().__init__(problem, plan, site, _exchanges(problem, plan), runs)
         self.plan, self.repeats = plan, problem.num_microbatches - 1
         self.seconds_RK, self.load_seconds_RK = (np.full(self.index_RK.shape, np.inf) for _ in range(2))
         for (rank, k), c in np.ndenumerate(self.index_RK):
             stages = plan.ranks[rank]
-            if c >= 0 and self._fits(stages, problem.configurations[c]):
+            is_its_own = site.kinds[k] == self.configurations[rank].device_type
+            if c >= 0 and (moves or is_its_own) and self._fits(stages, problem.configurations[c]):
                 spans = [(plan.stages[s].start, plan.stages[s].stop, int(c)) for s in stages]
                 seconds = sum(problem.costs.stage_seconds(*span) for span in spans)
                 once = sum(problem.costs.per_step_seconds(*span) for span in spans)

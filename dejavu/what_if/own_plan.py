@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dejavu.binding import BindError, Binding, bind, bind_in_order
+from dejavu.binding import BindError, Binding, bind
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
@@ -253,15 +252,11 @@ def _binding(priced: PricedProblem, plan: Plan, cluster: Cluster) -> Binding:
     Raises:
         PlanError: there are too few devices together on nodes.
     """
+    problem, runs = _roomy(priced.problem), priced.accumulate
     try:
-        in_order = bind_in_order(plan, cluster)
-        for problem in (priced.problem, _roomy(priced.problem)):
-            with suppress(BindError):
-                bound = bind(problem, plan, cluster, runs=priced.accumulate)
-                return bound if bound.plan == plan else in_order
+        return bind(problem, plan, cluster, runs=runs, compares=False, moves=False)
     except BindError as error:
         raise PlanError(str(error)) from error
-    return in_order
 
 
 def _roomy(problem: Problem) -> Problem:
