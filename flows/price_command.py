@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 pricing = typer.Typer()
 
+FORMULA = "by the searches' formula, which takes the fastest links between devices of its types"
+
 
 @pricing.command(
     epilog="Examples:  dejavu plan --model bert48 --cluster examples/clusters/4x8-v100.yaml --json plan.json && "
@@ -85,7 +87,7 @@ def show(found: OwnPlan) -> None:
     formula, (low, high) = found.formula_seconds, map(format_seconds, found.range_seconds)
     lines = [
         f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",
-        *([f"by the searches' formula: {format_seconds(formula)}"] if formula is not None else []),
+        *([f"{FORMULA}: {format_seconds(formula)}"] if formula is not None else []),
         "it fits its devices' memory"
         if found.fits
         else "it does not fit: a stage needs more memory than its devices, or their nodes, have",

@@ -314,6 +314,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "in nine of ten cases" in done.stdout and "it fits" in done.stdout
     assert "fewer microbatches than stages" in done.stdout
+    assert "by the searches' formula, which takes the fastest links between devices of its types: " in done.stdout
     content = json.loads((tmp_path / "priced.json").read_text())
     assert content["blocking"] is True and len(content["stages"]) == 3
     for wrong, said in (("--json", "is a folder"), ("--database", "there is no such folder")):

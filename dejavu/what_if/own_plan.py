@@ -52,7 +52,8 @@ class OwnPlan:
     """What a plan is predicted to take and to hold.
 
     Attributes:
-        formula_seconds: a step by the searches' formula; None: ranks run several stages, which it does not price.
+        formula_seconds: a step by the searches' formula, over the fastest links between devices of its types; None:
+            ranks run several stages, which it does not price.
         simulated_seconds: a step, simulated.
         range_seconds: its 90 % range, without what trainings taught.
         is_blocking: messages were simulated as blocking.
