@@ -77,7 +77,7 @@ def _fits_on(plan: Plan, cluster: Cluster) -> bool:
 
 
 def _step_seconds(choice: Choice, plan: Plan) -> float | None:
-    """Predict a step of a plan made for another cluster; None: it does not fit this one's memory or meshes."""
+    """Predict a step of a plan made for another cluster; None: it does not fit this one's memory or nodes."""
     try:
         candidate = choice.candidate(plan)
     except InputError:

@@ -147,6 +147,21 @@ def test_a_plan_of_ones_own_is_priced_on_the_best_devices_of_its_types(types: st
     assert price_own_plan(request, plan).simulated_seconds == pytest.approx(least)
 
 
+def test_a_plan_fits_where_its_stages_find_devices_together(tmp_path: Path) -> None:
+    """As one that was made for other nodes with as many devices, which re-planning compares with the new one."""
+    choice, placed = chosen("one node of two, two of one", "1 Gbit/s", tmp_path, parallelism=None), 0
+    for wide, single in itertools.product(range(3), range(5)):
+        if not 0 < 2 * wide + single <= 4:
+            continue
+        on = [StageConfiguration("T4", 1, 2, 2, 1)] * wide + [StageConfiguration("T4")] * single
+        stops = [*range(1, len(on)), 5]
+        plan = Plan(tuple(Stage(k, stop, one) for k, (stop, one) in enumerate(zip(stops, on, strict=True))), "1f1b", 4)
+        one = choice.candidate(plan)
+        assert one.fits == (one.binding is not None) == (wide < 2), (wide, single)
+        placed += one.fits
+    assert placed == 7
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("nodes", [name for name in NODES if name != "mixed nodes"])
 def test_two_copies_sum_their_gradients_over_the_links_that_they_have(

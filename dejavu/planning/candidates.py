@@ -37,6 +37,7 @@ class Candidate:
         factor: correction of the simulated step, from steps measured in trainings.
         binding: to devices, over whose links the messages of the simulation go; None: over the fastest links that their
             types may have.
+        has_devices: whether the cluster may have its devices, so together on nodes; False: it was found not to.
     """
 
     priced: PricedProblem
@@ -44,6 +45,7 @@ class Candidate:
     simulation: Simulation
     factor: StepFactor = NO_FACTOR
     binding: Binding | None = None
+    has_devices: bool = True
 
     @property
     def simulated_seconds(self) -> float:
@@ -70,8 +72,8 @@ class Candidate:
 
     @cached_property
     def fits(self) -> bool:
-        """Whether every pipeline rank has the memory for what its stages hold in this order of actions."""
-        return fits(self.priced, self.plan, self.simulation)
+        """Whether every pipeline rank has devices, and the memory for what its stages hold in this order of actions."""
+        return self.has_devices and fits(self.priced, self.plan, self.simulation)
 
     @cached_property
     def price(self) -> Price:
@@ -179,15 +181,17 @@ class Simulator:
     def bound(self, candidate: Candidate) -> Candidate:
         """Return the candidate on the devices that `bind` gives it, simulated with the links that these have.
 
-        Its stages may be on devices of other types than before. A plan that cannot be bound is returned as it is.
+        Its stages may be on devices of other types than before. A plan that cannot be bound does not fit.
         """
         if candidate.binding is not None:
             return candidate
         if candidate.plan not in self._bound:
-            made = candidate
-            with suppress(BindError):
+            try:
                 made = self._on(candidate.priced, self.bind(candidate.priced, candidate.plan))
-            self._bound[candidate.plan] = made if made.fits or not candidate.fits else candidate
+                made = made if made.fits or not candidate.fits else candidate
+            except BindError:
+                made = replace(candidate, has_devices=False)
+            self._bound[candidate.plan] = made
         return self._bound[candidate.plan]
 
     def bind(self, priced: PricedProblem, plan: Plan, *, compares: bool = False) -> Binding:

@@ -333,13 +333,18 @@ class _Planning:
 
         Until then each message went over the fastest link that its types of devices may have. Where that is not the
         one that it has, cuts are moved of the next best plans, too.
+
+        Raises:
+            NoPlanError: the cluster has the devices of none.
         """
         self._tell("binding to devices", 0, 1)
         bound, at = self.simulator.bound, self.rows.index(origin)
         self.rows = [replace(row, candidates=tuple(ranked(map(bound, row.candidates)))) for row in self.rows]
         row_of = {bound(chosen): self.rows[at]}
         row_of |= {row.best: row for row in reversed(self.rows) if row.best is not None}
-        first, *others = ranked(one for one in row_of if one.fits)
+        if not (fitting := ranked(one for one in row_of if one.fits)):
+            raise NoPlanError(*self._why_none())
+        first, *others = fitting
         others = [one for one in others if self.simulator.waiting(one) > TIE][: MOST_POLISHED - 1]
         settled = {self.simulator.settled(one): row_of[one] for one in (first, *others)}
         best = self.simulator.best = ranked(settled)[0]
