@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejavu.binding import RANDOM_BINDINGS, BindError, Binding, bind, bind_in_order, link_prices, message_seconds
+from dejavu.binding import (
+    RANDOM_BINDINGS,
+    BindError,
+    Binding,
+    bind,
+    bind_in_order,
+    exact_labels,
+    link_prices,
+    message_seconds,
+)
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.draws import random_places
 from dejavu.binding.exact_labels import bounds, exchange_bounds
@@ -569,6 +578,25 @@ def test_large_bindings_are_close_to_their_bound(name: str) -> None:
     sound(binding, problem, plan, cluster)
     assert binding.step_seconds <= 1.1 * binding.lower_bound_seconds
     assert bind(problem, plan, cluster) == binding
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_plan_that_is_only_compared_is_bound_well_with_little_effort(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planner binds a hundred plans; the whole search of one takes seconds, mostly to prove what was found before."""
+    extended, sums = 0, exact_labels._sums
+
+    def counted(*arguments: Any) -> tuple[float, float]:
+        nonlocal extended
+        extended += 1
+        return sums(*arguments)
+
+    monkeypatch.setattr(exact_labels, "_sums", counted)
+    problem, plan, cluster = large(name)
+    binding = bind(problem, plan, cluster, compares=False)
+    assert extended <= 1.1 * exact_labels.FEW_EXTENSIONS
+    assert 0 < binding.lower_bound_seconds <= binding.step_seconds <= 1.02 * binding.lower_bound_seconds
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -10,7 +10,7 @@ import numpy as np
 from dejavu.binding.binding import Binding, Placement
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.draws import random_places
-from dejavu.binding.exact_labels import LEAST_GAIN, best_places, bounds
+from dejavu.binding.exact_labels import FEW_EXTENSIONS, LEAST_GAIN, MOST_EXTENSIONS, best_places, bounds
 from dejavu.binding.local import improved
 from dejavu.binding.placing import assigned, computing_bound, in_order
 from dejavu.binding.reasons import reasons
@@ -45,7 +45,8 @@ def bind(
         problem: that the plan was searched for; its costs on every kind of device.
         seed: of the random bindings, and of the sampled changes where there are too many.
         runs: of the schedule in a step, which the problem's prices count all.
-        compares: with random bindings, and says why; False: not where the plan's order is the best of all anyway.
+        compares: with random bindings, and says why; False: not where the plan's order is the best of all anyway, and
+            fewer partial bindings are looked at where there are very many, so that `lower_bound_seconds` may be less.
         moves: ranks to other kinds of devices, too; False: each stays on the kind that the plan names.
 
     Raises:
@@ -77,7 +78,8 @@ def bind(
         starts.append(drawn_NRW[random_seconds.argmin()])
     best = _best(pricing, starts)
     best = _best(pricing, [*starts, improved(pricing, starts[0], seed), improved(pricing, best, seed)])
-    found, complete = best_places(pricing, bound, _seconds(pricing, best))
+    most = MOST_EXTENSIONS if compares else FEW_EXTENSIONS
+    found, complete = best_places(pricing, bound, _seconds(pricing, best), most)
     best = best if found is None else _padded(found)
     if not complete:
         best = improved(pricing, best, seed)

@@ -4,7 +4,7 @@ A partial binding (*label*) affects the following ranks only by how many devices
 last rank is (and its first, where a schedule sends from the last rank back to it), by its sum of seconds and by its
 busiest rank or link. Nodes of a group are interchangeable, so which of them are full does not matter either. That
 leaves few labels on clusters of equal nodes, however many devices there are; where every node has links of its own, as
-many as there are subsets of nodes. Beyond `MOST_EXTENSIONS` only the most promising are extended.
+many as there are subsets of nodes. Beyond a number of extensions only the most promising labels are extended.
 Shape suffixes: R = pipeline ranks, P = pools, G = groups of nodes.
 """
 
@@ -25,6 +25,7 @@ from dejavu.binding.site import Place
 from dejavu.plans.stage_costs import Floats
 
 MOST_EXTENSIONS = 200_000  # of labels by a rank, over all ranks: about two seconds
+FEW_EXTENSIONS = 5_000  # likewise, of plans that are only compared, of which there may be a hundred
 MOST_PLACES = 1_000  # for one rank of one label, however its blocks can be shared out among nodes
 CODE_BITS = 128  # long enough that two states of a cluster never share a code by chance
 LEAST_GAIN = 1e-9  # bindings closer than this fraction count as equal: sums of floats differ by their order
@@ -98,8 +99,13 @@ def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float
     return BindingBounds(rest, busiest, computing_seconds + float(transfers.sum()) + busiest)
 
 
-def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: float) -> tuple[list[Place] | None, bool]:
+def best_places(
+    pricing: BindingPrices, bound: BindingBounds, below_seconds: float, most_extensions: int = MOST_EXTENSIONS
+) -> tuple[list[Place] | None, bool]:
     """Find the best binding that takes less than `below_seconds`, if there is one.
+
+    Args:
+        most_extensions: of labels by a rank.
 
     Returns:
         The place of each rank, or None; and whether all bindings were compared.
@@ -108,7 +114,7 @@ def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: flo
     for q, exchange in enumerate(pricing.exchanges):
         received[max(exchange.a, exchange.b)].append((q, exchange))
     below_seconds *= 1.0 - LEAST_GAIN
-    nodes, complete, budget = _Nodes(pricing), True, MOST_EXTENSIONS
+    nodes, complete, budget = _Nodes(pricing), True, most_extensions
 
     def least_seconds(label: _Label) -> float:
         return label.total_seconds + max(label.busiest_seconds, bound.busiest_seconds)

@@ -195,7 +195,7 @@ class Simulator:
         return self._bound[candidate.plan]
 
     def bind(self, priced: PricedProblem, plan: Plan, *, compares: bool = False) -> Binding:
-        """Give the plan's pipeline ranks their devices; `compares` as of `binding.bind`, which has the same devices.
+        """Give the plan's pipeline ranks their devices; `compares` as of `binding.bind`.
 
         Raises:
             BindError: the cluster has too few, or a rank does not fit their memory.
