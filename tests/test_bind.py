@@ -158,12 +158,16 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
 
 
 def cards_used(cluster: Cluster, configuration: StageConfiguration, devices: Sequence[Device]) -> float:
-    """Network cards through which the rank's messages go: those of its devices, up to one for each that sends."""
-    firsts = devices[:: configuration.devices_per_node]
+    """Network cards through which the rank's messages go, if all carried as much as those that carry the most.
+
+    Of a node those of its devices there, up to one for each that sends; one at least.
+    """
     parts = configuration.tensor_parallel if configuration.sequence_parallel else 1
-    senders = configuration.data_parallel * parts / configuration.num_nodes
-    own = [cluster.group(one.group).cards_per_device * configuration.devices_per_node for one in firsts]
-    return max(len({(one.group, one.node_index) for one in firsts}), sum(min(cards, senders) for cards in own))
+    share_sending, found = configuration.data_parallel * parts / configuration.num_devices, list[float]()
+    for node, count in Counter((one.group, one.node_index) for one in devices).items():
+        cards = max(1.0, count * min(cluster.group(node[0]).cards_per_device, share_sending))
+        found.append(cards / (count / len(devices)))
+    return min(found)
 
 
 def devices_of(binding: Binding) -> list[list[Device]]:
@@ -346,6 +350,25 @@ def test_many_blocks_cost_by_groups_what_they_cost_one_by_one(seed: int, monkeyp
     one_by_one = pricing.transfer_seconds_NQ(places)
     monkeypatch.setattr(link_prices, "MOST_PAIRS", 0)
     np.testing.assert_allclose(pricing.transfer_seconds_NQ(places), one_by_one, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_message_waits_for_the_node_that_has_the_most_of_it_for_its_cards(seed: int) -> None:
+    """Where blocks of a rank share a node with one card, and others have nodes or cards of their own."""
+    rng, shapes = np.random.default_rng(seed), [(3, 1, 1), (2, 2, 1), (4, 1, 1)]
+    cluster = cluster_of([(int(rng.integers(1, 3)), [("a", int(rng.integers(2, 7)))]) for _ in range(4)], rng)
+    cluster = replace(cluster, groups=tuple(replace(one, cards=int(rng.choice([1, 8]))) for one in cluster.groups))
+    problem = problem_of(cluster, rng, shapes=shapes, cut_bytes=2e9)
+    plan = plan_of(problem, [way_of("a", shapes[rng.integers(3)]) for _ in range(2)], rng)
+    pricing = BindingPrices(problem, plan, Site.of(cluster))
+    for one in random_places(pricing, 50, seed)[0]:
+        free = [list(devices) for devices in pricing.site.devices]
+        devices = [
+            [free[pool].pop(0) for pool in one[rank, : how.num_nodes] for _ in range(how.devices_per_node)]
+            for rank, how in enumerate(pricing.configurations)
+        ]
+        expected = formula(problem, plan, cluster, devices)
+        assert pricing.step_seconds_N(one[None])[0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_rank_may_have_thousands_of_nodes() -> None:

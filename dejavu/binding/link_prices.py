@@ -155,11 +155,15 @@ class LinkPrices:
         return np.asarray(np.maximum(found, np.where(both_NQG > 0, inside, 0.0).max(axis=2)))
 
     def _lanes(self, q: Ints, end: int, places_NQA: Ints) -> Floats:
-        """Return how many times one card's bandwidth one end of each exchange has; see `StageConfiguration.lanes`."""
+        """Return how many times one card's bandwidth one end of each exchange has; see `StageConfiguration.lanes`.
+
+        Every block has an equal part of the message, so the node counts whose cards have the most parts each.
+        """
         ranks, site = self._ends_Q2[q, end], self.site
         cards = site.cards_per_device_G[site.group_P[places_NQA]] * self.width_R[ranks][None, :, None]
-        used = np.minimum(cards, self._senders_R[ranks][None, :, None]).sum(axis=-1)
-        return np.asarray(np.maximum(_distinct(site.node_P[places_NQA]), used))
+        used = np.minimum(cards, self._senders_R[ranks][None, :, None])
+        of_block = np.maximum(1.0 / _alike(site.node_P[places_NQA]), used)
+        return np.asarray(places_NQA.shape[-1] * of_block.min(axis=-1))
 
     def between_seconds_GG(self, q: int) -> Floats:
         """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two.
@@ -192,10 +196,18 @@ class LinkPrices:
         return self._known[q, a, b]
 
 
-def _distinct(values_NQA: Ints) -> Ints:
-    """Count the distinct values along the last axis."""
-    rising = np.sort(values_NQA, axis=-1)
-    return np.asarray(1 + (rising[..., 1:] != rising[..., :-1]).sum(axis=-1))
+def _alike(values_NQA: Ints) -> Ints:
+    """Return of each value how often it is there along the last axis."""
+    order = values_NQA.argsort(axis=-1)
+    rising, at = np.take_along_axis(values_NQA, order, axis=-1), np.arange(values_NQA.shape[-1])
+    differs = rising[..., 1:] != rising[..., :-1]
+    edge = np.ones((*rising.shape[:-1], 1), dtype=bool)
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, differs], axis=-1), at, 0), axis=-1)
+    ends = np.where(np.concatenate([differs, edge], axis=-1), at, len(at))
+    last = np.minimum.accumulate(ends[..., ::-1], axis=-1)[..., ::-1]
+    found = np.empty_like(values_NQA)
+    np.put_along_axis(found, order, last - first + 1, axis=-1)
+    return found
 
 
 def message_seconds(
