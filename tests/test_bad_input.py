@@ -356,7 +356,7 @@ def one_before(spoil: Callable[[Path], None]) -> Callable[[Path], None]:
         (without_tensors, "__0_0.distcp is not there; wanted "),
         (cut("*.distcp"), "step-00000003, and the training continues at its first step"),
         (one_before(cut("*.distcp")), "step-00000006, and the training continues from step-00000003"),
-        (other(seed=5), "run was trained with seed 0; wanted the same, found 5"),
+        (other(seed=5), "run was trained with seed 0; wanted the same, found seed 5"),
     ],
 )
 def test_a_checkpoint_of_another_model_or_a_damaged_one_is_told_before_anything_starts(

@@ -281,7 +281,7 @@ def test_a_run_that_is_started_again_goes_on_with_its_own_training(
         full.dejavu.fn(workload, train=False)
     if batch_size != TINY.batch_size:
         with pytest.raises(
-            InputError, match=f"mine was trained with batch_size 8; wanted the same, found {batch_size}"
+            InputError, match=f"mine was trained with batch_size 8; wanted the same, found batch_size {batch_size}"
         ):
             full.dejavu.fn(workload)
     elif is_complete:

@@ -361,7 +361,7 @@ def test_what_was_planned_is_resumed_as_it_was_asked_for(asked: dict, planned: s
     for num_steps in (8, 20):
         found = earlier_training(tmp_path, workload.model_copy(update={"num_steps": num_steps}))
         assert (found.step, found.num_steps) == (0, num_steps)
-    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 1"):
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found seed 1"):
         earlier_training(tmp_path, workload.model_copy(update={"seed": 1}))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -340,10 +341,40 @@ def test_an_earlier_training_is_resumed_under_another_plan_or_refused(tiny: Work
     binding = local_binding(longer, (1, 3), len(layers_of(longer)))
     again = resumed(tmp_path / "run", longer, binding)
     assert (again.draw, again.first_step, again.last_step, again.binding) == (job.draw, 0, 12, binding)
-    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 5"):
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found seed 5"):
         resumed(tmp_path / "run", longer.model_copy(update={"seed": 5}), binding)
     with pytest.raises(InputError, match="no training to resume"):
         resumed(tmp_path, longer, binding)
+
+
+# What is asked of `TINY`'s training, by key, and what is said of it: (was, is).
+OTHER: dict[str, dict[str, tuple[Any, Any]]] = {
+    "seed": {"seed": (0, 5)},
+    "batch_size": {"batch_size": (8, 16)},
+    "dtype": {"dtype": ("float32", "bfloat16")},
+    "optimizer": {"optimizer.learning_rate": (1e-3, 0.5), "optimizer.epsilon": (1e-8, 0.5)},
+    "model_options": {"model_options.width": (32, 64), "model_options.num_heads": (2, None)},
+}
+
+
+@pytest.mark.parametrize(
+    "keys", [*itertools.combinations(OTHER, 1), *itertools.combinations(OTHER, 2), tuple(OTHER)], ids="-".join
+)
+def test_what_differs_from_an_earlier_training_is_named_and_nothing_else(
+    keys: Sequence[str], tiny: Workload, tmp_path: Path
+) -> None:
+    """All of it, of a part of the workload each setting by its own name: whole dicts were printed, of the first key."""
+    job_of(tiny, tmp_path / "run", (2,)).write()
+    values = {"optimizer": OptimizerSettings(learning_rate=0.5, epsilon=0.5)}
+    values |= {"model_options": {"num_blocks": 3, "width": 64}}
+    values |= {key: OTHER[key][key][1] for key in set(OTHER) - set(values)}
+    with pytest.raises(InputError) as refused:
+        earlier_training(tmp_path / "run", tiny.model_copy(update={key: values[key] for key in keys}))
+    said = str(refused.value).removeprefix(f"{tmp_path / 'run'} was trained with ")
+    had, found = (set(part.split(", ")) for part in said.split("; wanted the same, found "))
+    every = {name: pair for key in keys for name, pair in OTHER[key].items()}
+    assert had == {f"{name} {was!r}" for name, (was, _) in every.items()}
+    assert found == {f"no {name}" if now is None else f"{name} {now!r}" for name, (_, now) in every.items()}
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
@@ -397,7 +428,7 @@ def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Wo
         with pytest.raises(InputError, match=r"no training to resume.* wanted a folder of .dejavu/runs"):
             earlier_training(folder, tiny)
     path = job_of(tiny, run, (2,)).write()
-    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 5"):
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found seed 5"):
         earlier_training(run, tiny.model_copy(update={"seed": 5}))
     whole = json.loads(path.read_text())
     for damaged in ("", path.read_text()[:200], "[]", "{}", json.dumps({**whole, "workload": {"model": 7}}), "null"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
 
+_NOTHING = object()
 LONG_WAIT = 0.02  # of the time: data and checkpoints that are waited for longer are told
 
 
@@ -199,10 +200,23 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
     free |= {"slices", "both_ways", "replan", "evaluate_every", "evaluation_examples", "pretrained", "compile"}
     free |= {"checkpoints", "gradients"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
-    for name, value in new.items():
-        if old[name] != value:
-            raise InputError(f"{folder} was trained with {name} {old[name]!r}; wanted the same, found {value!r}")
+    if differences := list(_differences(old, new)):
+        had, found = (", ".join(each) for each in zip(*differences, strict=True))
+        raise InputError(f"{folder} was trained with {had}; wanted the same, found {found}")
     return before
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Say of each setting that is not the same what it was and is, of those under one key each by its own name."""
+    for name in dict.fromkeys([*new, *old]):
+        was, now = (one.get(name, _NOTHING) for one in (old, new))
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, f"{within}{name}.")
+        elif was != now:
+            had, found = (
+                f"{within}{name} {one[name]!r}" if name in one else f"no {within}{name}" for one in (old, new)
+            )
+            yield had, found
 
 
 def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
