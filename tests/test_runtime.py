@@ -123,8 +123,19 @@ AT_TIMES = DIGITS.model_copy(
 )
 
 
+DECAYED_ALONE = {"name": "sgd", "weight_decay": 0.5}  # without momentum the optimizer knows nothing of a weight
+
+
 @pytest.mark.parametrize("step", range(1, 5))
-@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"name": "sgd", "momentum": 0.9, "clip_norm": 0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weight_decay": 0.5},
+        {"name": "sgd", "momentum": 0.9, "clip_norm": 0.5},
+        DECAYED_ALONE,
+        {**DECAYED_ALONE, "decayed": "matrices"},
+    ],
+)
 def test_what_is_unused_for_some_steps_goes_on_from_any_step(
     settings: dict[str, Any], step: int, tmp_path: Path
 ) -> None:
@@ -138,13 +149,15 @@ def test_what_is_unused_for_some_steps_goes_on_from_any_step(
     assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_what_is_unused_for_some_steps_goes_on_in_any_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, DECAYED_ALONE], ids=["adamw", "sgd"])
+def test_what_is_unused_for_some_steps_goes_on_in_any_plan(settings: dict[str, Any], tmp_path: Path) -> None:
     """Replicas that sum gradients, and those that shard them and make them anew."""
-    unbroken, folder = train_single(AT_TIMES, Draw(), range(5), save_to=tmp_path / "whole"), str(tmp_path / "run")
+    workload = AT_TIMES.model_copy(update={"optimizer": OptimizerSettings(**settings)})
+    unbroken, folder = train_single(workload, Draw(), range(5), save_to=tmp_path / "whole"), str(tmp_path / "run")
     ways = (one_device(2, zero_level=1), one_device(2), one_device(2, zero_level=3))
     for way, last in zip(ways, (1, 2, 5), strict=True):
         result = launch(
-            replace(by_hand_job(AT_TIMES, by_hand("1f1b", (0, 2, 4), [way, one_device()], 4), last), folder=folder)
+            replace(by_hand_job(workload, by_hand("1f1b", (0, 2, 4), [way, one_device()], 4), last), folder=folder)
         )
         assert result.losses == pytest.approx(unbroken[:last], abs=TOLERANCE)
     saved, whole = read_checkpoint(Path(result.final_checkpoint), {"0", "1", "2", "3"}), load_file(tmp_path / "whole")

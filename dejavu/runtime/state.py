@@ -38,6 +38,7 @@ from dejavu.workload.pretrained import Pretrained
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
 MASTER = "master"  # the key of a weight's float32 master in the optimizer's state and in checkpoints
+USED = "used"  # the key of what says that a weight had a gradient, where the optimizer knows nothing else of it
 OF_ALL = "*"  # the key of what an optimizer's state has of all weights together
 KEPT = 2  # the last ones; and the best, of those that were evaluated on what is held out
 State = dict[str, torch.Tensor]

@@ -27,7 +27,7 @@ from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.runtime.split_backward import OwnTensor
-from dejavu.runtime.state import Remembers
+from dejavu.runtime.state import USED, Remembers
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.ties import ties_of
@@ -346,8 +346,13 @@ def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Give zeros to a weight without a gradient that had one before, of which the optimizer has a state.
 
     A training that goes on from a saved state knows of no gradients before it; undisturbed, it would have kept theirs,
-    set to zero.
+    set to zero. SGD without momentum has no state, and yet decays weights: it gets one that says that they had one.
     """
-    for weight in (one for group in optimizer.param_groups for one in group["params"]):
-        if weight.grad is None and optimizer.state.get(weight):
-            weight.grad = torch.zeros_like(weight)
+    for group in optimizer.param_groups:
+        decays_alone = group["weight_decay"] and not group.get("momentum", True)
+        for weight in group["params"]:
+            has_state = bool(optimizer.state.get(weight))
+            if weight.grad is None and has_state:
+                weight.grad = torch.zeros_like(weight)
+            elif weight.grad is not None and not has_state and decays_alone:
+                optimizer.state[weight][USED] = torch.ones(())
