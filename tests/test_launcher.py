@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,12 +23,13 @@ from benchmarks.pipeline.plans import by_hand, one_device
 from dejavu.foundation.errors import DejavuError
 from dejavu.launch.launcher import LaunchError, RankError, launch
 from dejavu.launch.preflight import check_spreading
+from dejavu.launch.torchrun import torchrun_words
 from dejavu.launch.watchdog import waits
 from dejavu.migration.training import ChangingTraining
 from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.process import attempt_number
+from dejavu.runtime.process import attempt_number, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.failures import Failure, failures_path, read_failures, write_failure
 from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
 from dejavu.runtime.single import train_single
@@ -122,6 +124,24 @@ def test_of_ranks_that_all_sleep_the_one_that_waits_for_nobody_is_ended(tmp_path
     assert "the others waited for it" in failure
     assert "in forward" in (tmp_path / "ranks.log").read_text()
     assert largest_difference(workload, result.losses) < TOLERANCE
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 1.0])
+def test_an_agent_that_is_ended_leaves_no_temporary_folder(seconds: float, tmp_path: Path) -> None:
+    """Also before torch, which ends the ranks by a handler of its own, has put that there."""
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    environment = {**rank_environment(), **named_parent(), "TMPDIR": str(aside)}
+    words = torchrun_words(2, job_of(TINY, tmp_path).write())
+    with (tmp_path / "agent.log").open("wb") as log:
+        command = [sys.executable, "-m", "dejavu.launch.agent", *words]
+        agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    while not list(aside.glob("dejavu-agent-*")):
+        assert agent.poll() is None, (tmp_path / "agent.log").read_text()
+        time.sleep(0.01)
+    time.sleep(seconds)
+    end_agent(agent)
+    assert not list(aside.iterdir())
 
 
 @pytest.mark.slow

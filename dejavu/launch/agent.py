@@ -103,11 +103,17 @@ class WatchedAgent(LocalElasticAgent):
         return self.attempt, {self.watch.ranks[local_rank][0]: pid for local_rank, pid in running.items()}
 
 
+def _end(number: int, frame: object) -> None:
+    """End by a signal before there are ranks, as Python ends: with what is to be done at the end."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
-    die_with_parent(signal.SIGTERM)  # the agent ends its ranks on SIGTERM
+    die_with_parent(signal.SIGTERM)  # the agent ends its ranks on SIGTERM, by torch's handler
     os.environ.update(named_parent())  # for the ranks
     module = module_of(sys.argv)
     zygote = Zygote(module) if module else None  # before this process has any other thread
+    signal.signal(signal.SIGTERM, _end)
     try:
         # torchrun names both there
         launcher: Any = torch.distributed.launcher.api
