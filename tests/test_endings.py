@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from prefect.states import State
+from typer.testing import CliRunner
 
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
@@ -28,6 +29,7 @@ from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.workload import OptimizerSettings, Workload
 from flows import endings, services
+from flows.__main__ import app
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
 from flows.processes import RUN
@@ -72,6 +74,33 @@ def test_a_folder_without_room_is_refused_before_anything_starts(small_disk: tup
         assert done.stderr == said and not done.stdout
     remount("rw,size=300m")
     check_room(disk)
+
+
+def test_what_is_recorded_is_read_on_a_disk_that_cannot_be_written(
+    small_disk: tuple[Path, Remount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command that only reads: MLflow's database was locked first, for which a file is made beside it."""
+    disk, remount = small_disk
+    remount("rw,size=300m")
+    record = """from pathlib import Path
+from dejavu.track import Tracker
+with Tracker.open(Path(), "mine") as run:
+    run.artifact_text("report/report.html", "a page")
+"""  # by a process that ends: a disk with a database that is open stays as it is
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", record], cwd=disk, env=environment, check=True)
+    (disk / "mlflow.db.lock").unlink(missing_ok=True)
+    remount("ro")
+    monkeypatch.chdir(disk)
+    for command, wanted in (
+        ("runs", "finished"),
+        ("runs --json", '"name": "mine"'),
+        ("report last", "report/report.html"),
+        ("compare last last", "parameters"),
+    ):
+        found = CliRunner().invoke(app, command.split())
+        assert found.exit_code == 0 and wanted in found.output, (command, found.output, found.exception)
 
 
 @pytest.mark.parametrize("name", ["plain", "my project", "it's", "a%20b#c", "🚀", "what?", "a?mode=ro/project"])

@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -50,7 +50,7 @@ def alone_with(database: Path) -> Iterator[None]:
     # It logs every table that it creates, and a traceback of what `dejavu.track` says in a sentence.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     database.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{database}.lock", timeout=LOCK_SECONDS):
+    with nullcontext() if _only_read(database) else FileLock(f"{database}.lock", timeout=LOCK_SECONDS):
         # MLflow retries for minutes if the file is no database or cannot be written; SQLite fails at once.
         with closing(sqlite3.connect(database)) as connection:
             found = _schema(connection)
@@ -58,6 +58,11 @@ def alone_with(database: Path) -> Iterator[None]:
             _upgrade(database, found)
             _follow(database)
         yield
+
+
+def _only_read(database: Path) -> bool:
+    """Return whether a database is where this user can write no file: it is neither made nor upgraded, but read."""
+    return database.exists() and not os.access(database.parent, os.W_OK)
 
 
 def upgrade_database(database: Path) -> None:
