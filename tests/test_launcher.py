@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, one_device
 from dejavu.foundation.errors import DejavuError
-from dejavu.launch.launcher import LaunchError, RankError, launch
+from dejavu.launch.launcher import LaunchError, RankError, _failed, launch
 from dejavu.launch.preflight import check_spreading
 from dejavu.launch.torchrun import torchrun_words
 from dejavu.launch.watchdog import waits
@@ -207,6 +207,32 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(long: Workload, s
     result = launch(replace(job, last_step=step + 10))
     assert result.resumed_from_step == step
     assert result.losses == pytest.approx(train_single(endless, job.draw, range(step + 10)), abs=TOLERANCE)
+
+
+def test_a_disk_without_a_byte_left_is_told_by_who_needs_none_to_say_it(long: Workload, small_disk: Path) -> None:
+    """Ranks can write neither their error nor their log: what was said of the training ended in "; ;"."""
+    job = job_of(long.model_copy(update={"num_steps": 2000}), small_disk / "run")
+
+    def fill() -> None:
+        with (small_disk / "ballast").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+
+    with pytest.raises(
+        LaunchError, match=r"no rank could write why: the disk of .*run has [\d,]+ bytes free"
+    ) as caught:
+        launch(job, on_step=once(fill, 22))
+    assert str(complete_checkpoints(job.checkpoints)[-1]) in str(caught.value)
+
+
+@pytest.mark.parametrize("said", [("",), ("", ""), ("", "image 7 is none"), ("image 7 is none", "")], ids=str)
+def test_what_a_rank_could_write_is_said(said: tuple[str, ...], tmp_path: Path) -> None:
+    job = job_of(TINY, tmp_path)
+    for rank, text in enumerate(said):
+        job.error_path(0, rank).write_text(text)
+    told = str(_failed(job, 1))
+    assert ("image 7 is none" in told) == any(said) and ("no rank could write why: " in told) == (not any(said))
+    assert "; ;" not in told and told.endswith("there is no checkpoint yet")
 
 
 def planned(job: TrainingJob, **fields: object) -> TrainingJob:

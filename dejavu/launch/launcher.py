@@ -156,13 +156,19 @@ def _failed(job: TrainingJob, code: int) -> LaunchError:
     if job.errors() and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
         return RankError(f"{what}; {first_said(job)}{told}")
     told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
-    return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+    end = _tail([*told_there, *logs][0]) if logs else ""
+    return LaunchError(f"{what}{told}; " + (f"the end of it:\n{end}" if end else _unsaid(job)))
 
 
 def first_said(job: TrainingJob) -> str:
-    """Return the error of the rank that failed first, with the last checkpoint that there is."""
-    said = job.errors()[0].read_text()
+    """Return the error of the first rank that failed and could write why, with the last checkpoint that there is."""
+    said = next(filter(None, (path.read_text() for path in job.errors())), "") or _unsaid(job)
     return said if str(job.checkpoints) in said else f"{said}{_kept(job)}"
+
+
+def _unsaid(job: TrainingJob) -> str:
+    """Say what is known where nothing could be written: as a rule that the disk is full."""
+    return f"no rank could write why: the disk of {job.folder} has {shutil.disk_usage(job.folder).free:,} bytes free"
 
 
 def _kept(job: TrainingJob) -> str:
