@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     pass
 
 STDOUT = "-"  # instead of a file name
+YEAR_SECONDS = 365 * 24 * 3600.0
 COMPILING = "compiling the searches' loops (each once per machine, about a minute in all)"
 
 app = typer.Typer(
@@ -179,7 +180,7 @@ def up(
         bool, typer.Option("--watch", help="look at the cluster again and again, and plan again when it changes")
     ] = False,
     every_seconds: Annotated[
-        float | None, typer.Option(min=5.0, help="of --watch: between two looks; default: 60")
+        float | None, typer.Option(min=5.0, max=YEAR_SECONDS, help="of --watch: between two looks; default: 60")
     ] = None,
     workload: Annotated[Path | None, typer.Option("--workload", help="of --watch: what is planned")] = None,
     cluster: Annotated[

@@ -691,6 +691,16 @@ def test_a_port_that_is_none_is_said(option: str, port: str) -> None:
     assert done.exit_code == 2 and option in done.output and "than or equal to" in done.output
 
 
+@pytest.mark.parametrize("seconds", ["-1", "0", "4.9", "1e30", "inf", "-inf", "nan"])
+def test_a_time_between_looks_that_is_none_is_said_before_anything_starts(
+    seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect has no schedule of it: services had started when it ended in a traceback of JSON."""
+    monkeypatch.setattr(services, "up", lambda *arguments, **options: pytest.fail("it starts"))
+    done = CliRunner().invoke(app, ["up", "--watch", "--every-seconds", seconds])
+    assert done.exit_code == 2 and "--every-seconds" in done.output and "than or equal to" in done.output
+
+
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_project(tmp_path).folder
     fails = [sys.executable, "-c", "raise SystemExit('the disk is full')"]
