@@ -11,10 +11,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from dejavu.foundation.errors import DejavuError, InputError, was_interrupted
 
@@ -58,11 +58,19 @@ def _sentence_of(error: Exception, project: Path) -> str | None:
     """Return what a user is told of a failure; nothing of a bug, which keeps its traceback."""
     if isinstance(error, DejavuError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in DISK:
-        return f"{error.filename or project}: {error.strerror}; what was written before is kept"
+    if _is_of_the_disk(error):
+        return _of_the_disk(error, project)
     if _is_unreachable(error):
         return f"{_unreachable(error)}; what was measured, tried and saved is kept"
     return None
+
+
+def _is_of_the_disk(error: object) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno in DISK
+
+
+def _of_the_disk(error: OSError, project: Path) -> str:
+    return f"{error.filename or project}: {error.strerror}; what was written before is kept"
 
 
 def _is_unreachable(error: object) -> bool:
@@ -166,7 +174,8 @@ def interrupts_as_such() -> Iterator[None]:
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
-    So are a server of Prefect that does not answer any more, and parameters that a flow does not take.
+    So are a full or read-only disk, a server of Prefect that does not answer any more, and parameters that a flow does
+    not take.
 
     Nor is a task's end logged, where it only completed.
 
@@ -180,14 +189,15 @@ class Sentences(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         unreachable, interrupted = _is_unreachable(error), was_interrupted(error)
-        if isinstance(error, DejavuError) or _is_of_parameters(error) or unreachable or interrupted:
+        of_the_disk = _of_the_disk(error, Path.cwd()) if _is_of_the_disk(error) else ""
+        if isinstance(error, DejavuError) or of_the_disk or _is_of_parameters(error) or unreachable or interrupted:
             if error is self._said or (unreachable and _is_unreachable(self._said)):
                 return False
             self._said = error
             if interrupted:
                 record.msg, record.args = "interrupted", ()
             else:
-                record.msg, record.args = "failed: %s", (_unreachable(error) if unreachable else error,)
+                record.msg, record.args = "failed: %s", (_unreachable(error) if unreachable else of_the_disk or error,)
             record.exc_info, record.exc_text = None, None
         elif isinstance(record.msg, str) and INTERRUPT in record.getMessage():
             return False  # each task and flow says it twice, and the command says it at the end
@@ -215,7 +225,8 @@ def recorded_log(run: Run, path: Path) -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # the end of it has no room on a full disk, of which the run says what matters
+            handler.close()
         run.artifact_file(path, "logs/flow.log")
 
 

@@ -43,9 +43,9 @@ def printed_as_json() -> Iterator[None]:
 
 def say_end(outcome: Outcome, *, as_json: bool) -> None:
     """Print what a run came to: its summary, or its last event."""
-    from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
+    from dejavu.report import WIDTH_COLUMNS, page_in, summary_table, where_to_look
 
-    found = outcome.report
+    found, page = outcome.report, page_in(outcome.artifacts)
     if not as_json:
         from rich.console import Console
 
@@ -65,7 +65,7 @@ def say_end(outcome: Outcome, *, as_json: bool) -> None:
             "steps": found.num_trained_steps,
             "loss": found.losses[-1] if found.losses else None,
             "checkpoint": training.final_checkpoint if training is not None else None,
-            "report": str(outcome.artifacts / "report" / "report.html") if outcome.artifacts else None,
+            "report": str(page) if page else None,
             "mlflow": outcome.tracking_uri,
         }
     )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,39 @@ def test_a_disk_that_fails_on_the_way_is_a_sentence(
         ending(command, tmp_path)
     assert ended.value.code == FAILURE
     assert capsys.readouterr().err == f"{tmp_path}/mlflow.db: {os.strerror(number)}; what was written before is kept\n"
+
+
+@pytest.mark.parametrize("number", sorted(endings.DISK))
+def test_a_disk_that_fails_in_a_flow_is_logged_in_the_same_sentence(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, as what `dejavu` itself raises: Prefect's log had a traceback of it, above the sentence."""
+    monkeypatch.chdir(tmp_path)
+    for error in (OSError(number, os.strerror(number), "mlflow.db"), OSError(number, os.strerror(number))):
+
+        def command(error: OSError = error) -> None:
+            raise error
+
+        sentences, first = Sentences(), record(error)
+        assert sentences.filter(first) and not first.exc_info and not sentences.filter(record(error))
+        with pytest.raises(SystemExit):
+            ending(command, tmp_path)
+        assert f"failed: {capsys.readouterr().err.strip()}" == first.getMessage()
+
+
+def test_a_log_that_does_not_fit_on_the_disk_fails_no_run(small_disk: tuple[Path, Remount]) -> None:
+    """What is in its buffer is written when it is closed, which hid what became of the run."""
+    disk, _ = small_disk
+    kept: list[str] = []
+    run = SimpleNamespace(artifact_file=lambda path, name: kept.append(name))
+    with pytest.raises(InputError, match="no room"), endings.recorded_log(run, disk / "logs" / "flow.log"):  # type: ignore[arg-type]
+        (handler,) = [one for one in logging.getLogger(endings.RUN_LOGGERS[0]).handlers if "flow.log" in str(one)]
+        with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        handler.stream.write("what was logged last")  # type: ignore[attr-defined]
+        raise InputError("there is no room")
+    assert kept == ["logs/flow.log"]
 
 
 def test_other_errors_are_not_hidden(tmp_path: Path) -> None:

@@ -925,7 +925,7 @@ def printed(run: ReportData) -> str:
     return re.sub(r"\s+", " ", text.replace("│", " "))
 
 
-def test_the_table_at_the_end(run):
+def test_the_table_at_the_end(run, tmp_path):
     text = printed(run)
     for wanted in (
         "stage 2 ",
@@ -939,11 +939,16 @@ def test_the_table_at_the_end(run):
         f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {NUM_STEPS} steps",
     ):
         assert wanted in text, wanted
-    folder = Path("/project") / ("long" * 30) / "artifacts"
-    assert where_to_look(folder, "sqlite:////project/mlflow.db") == [
-        f"report: {folder}/report/report.html",
+    folder, shown = (
+        tmp_path / ("long" * 30) / "artifacts",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
-    ]
+    )
+    page = folder / "report" / "report.html"
+    lost = "report: it could not be written, as a warning above says"  # on a full disk
+    assert where_to_look(folder, "sqlite:////project/mlflow.db") == [lost, shown]
+    page.parent.mkdir(parents=True)
+    page.touch()
+    assert where_to_look(folder, "sqlite:////project/mlflow.db") == [f"report: {page}", shown]
     for server in ("http://127.0.0.1:5000", "https://mlflow.example", "postgresql://db/mlflow"):
         assert where_to_look(None, server) == [f"MLflow: {server}"], "`dejavu up` shows a project's own database"
 

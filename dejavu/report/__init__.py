@@ -4,7 +4,7 @@ from dejavu.report.data import Migration, ReportData, StageReport
 from dejavu.report.figures import losses_figure, timeline_figure
 from dejavu.report.page import page
 from dejavu.report.space import space_figure
-from dejavu.report.summary import WIDTH_COLUMNS, summary_markdown, summary_table, where_to_look
+from dejavu.report.summary import WIDTH_COLUMNS, page_in, summary_markdown, summary_table, where_to_look
 
 __all__ = [
     "WIDTH_COLUMNS",
@@ -13,6 +13,7 @@ __all__ = [
     "StageReport",
     "losses_figure",
     "page",
+    "page_in",
     "space_figure",
     "summary_markdown",
     "summary_table",

@@ -122,11 +122,21 @@ def summary_table(run: ReportData) -> Table:
     return table
 
 
+_NO_PAGE = "report: it could not be written, as a warning above says"
+
+
 def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
     """Return lines to print below the summary; paths are never wrapped, so that they can be copied."""
-    page = [f"report: {artifacts / 'report' / 'report.html'}"] if artifacts is not None else []
+    page = page_in(artifacts)
+    report = [] if artifacts is None else [f"report: {page}" if page else _NO_PAGE]
     shown = " (`dejavu up` shows it)" if tracking_uri.startswith("sqlite:") else ""  # a server shows it itself
-    return [*page, f"MLflow: {tracking_uri}{shown}"]
+    return [*report, f"MLflow: {tracking_uri}{shown}"]
+
+
+def page_in(artifacts: Path | None) -> Path | None:
+    """Return the page of a run with these artifacts; None: they are on a server, or it could not be written."""
+    page = artifacts / "report" / "report.html" if artifacts is not None else None
+    return page if page is not None and page.is_file() else None
 
 
 def summary_markdown(run: ReportData) -> str:
