@@ -283,7 +283,8 @@ def train_pipeline(
         log.warning("%s", migration)
     if result.restarts and not result.migrations:
         why = "; ".join(result.failures)
-        log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
+        times = plural(result.restarts, "time")
+        log.warning("ranks were restarted %s, the last time from %s: %s", times, result.origin, why)
     return result
 
 

@@ -41,7 +41,7 @@ from dejavu.planning.considered import considered_table, stages_table
 from dejavu.planning.planner import MET, ONE_STAGE_ALONE, PROVER, REMEMBERED, PlanOptions, plan
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import cut_evenly, fits, under
-from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved
+from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved, within
 from dejavu.plans import (
     Infeasible,
     NoPlanError,
@@ -111,6 +111,17 @@ def choice(folder: Path) -> Choice:
 def request(folder: Path, **changes: Any) -> PlanRequest:
     asked: dict[str, Any] = {"microbatches": (2, 8), "budget_seconds": 10.0, "database": folder / "profiles_db"}
     return PlanRequest(**{"workload": workload(), "cluster": load_cluster(folder / "cluster.yaml"), **asked, **changes})
+
+
+@pytest.mark.parametrize("replicas", [None, 1, 2])
+@pytest.mark.parametrize("devices", [None, 1, 2])
+def test_the_most_of_one_kind_is_one(replicas: int | None, devices: int | None, choice: Choice) -> None:
+    """`--data-parallel 1` alone was "of at most 1 replicas for each stage"."""
+    said = within(replace(choice, request=replace(choice.request, parallelism=Parallelism(replicas, devices))))
+    for most, word in ((replicas, "replica"), (devices, "tensor-parallel device")):
+        found = re.findall(rf"(\d+ {word}s?)\b", said)
+        one_each = replicas == devices == 1  # "of one device for each stage"
+        assert found == ([] if most is None or one_each else [f"{most} {word}{'s' if most > 1 else ''}"])
 
 
 def test_the_chosen_is_the_least_simulated_that_fits(choice: Choice) -> None:

@@ -172,8 +172,8 @@ def _limits(choice: Choice) -> tuple[str, list[str]]:
     spread = choice.request.spread
     if spread.max_data_parallel == 1 and spread.max_tensor_parallel == 1:
         return "of one device for each stage", []
-    limits = {"replicas": spread.max_data_parallel, "tensor-parallel devices": spread.max_tensor_parallel}
-    said = [f"{most} {name}" for name, most in limits.items() if most is not None]
+    limits = {"replica": spread.max_data_parallel, "tensor-parallel device": spread.max_tensor_parallel}
+    said = [plural(most, name) for name, most in limits.items() if most is not None]
     of, parts = f"of at most {' and '.join(said)} for each stage" if said else "", list[str]()
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")

@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from dejavu.foundation.units import plural
 from dejavu.profiles.files import (
     DATA_NAME,
     Finding,
@@ -343,7 +344,8 @@ class ProfileDatabase:
             path = self.path / file.name
             if path.exists():
                 set_aside(path)
-            log.warning("%s: %s; set aside, its %d rows are not used; %s", path, reason, file.rows, measure_again(file))
+            rows = plural(file.rows, "row")
+            log.warning("%s: %s; set aside with its %s; %s", path, reason, rows, measure_again(file))
         sound = [file for file in files if file not in damage]
         if damage:
             write_manifest(self._manifest_path, sound)

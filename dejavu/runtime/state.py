@@ -96,9 +96,8 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
     own = module.state_dict()
     missing = [name for name in own if f"model.{name}" not in state]
     if missing:
-        raise CheckpointError(
-            f"the saved state lacks {missing[0]!r} and {len(missing) - 1} more of the stage's weights"
-        )
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise CheckpointError(f"the saved state lacks {missing[0]!r}{more} of the stage's weights")
     masters = _masters(module)
     with torch.no_grad():
         for name, tensor in own.items():

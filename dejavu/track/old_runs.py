@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.units import plural
 from dejavu.track.database import EXPERIMENT, upgrade_database
 from dejavu.track.server import PARENT_TAG
 
@@ -86,4 +87,6 @@ def _erase(database: Path, run_ids: list[str]) -> None:
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
     done = subprocess.run([sys.executable, "-m", "mlflow", *words], capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise DejavuError(f"`mlflow gc` could not erase {len(run_ids)} runs:\n{(done.stdout + done.stderr)[-2000:]}")
+        raise DejavuError(
+            f"`mlflow gc` could not erase {plural(len(run_ids), 'run')}:\n{(done.stdout + done.stderr)[-2000:]}"
+        )

@@ -48,6 +48,7 @@ def gc(
     wait: WaitOption = False,
 ) -> None:
     """Delete what only older runs need: checkpoints, states of trials, cached results and logs older than 30 days."""
+    from dejavu.foundation.units import plural
     from flows.upkeep.cleaning import clean
 
     said = "would delete" if dry_run else "deleted"
@@ -58,4 +59,4 @@ def gc(
 
         typer.echo(f"{said} {delete_old_runs(Path.cwd(), keep, dry_run=dry_run)} of MLflow's runs")
     elif not everything:
-        typer.echo(f"nothing to delete: only what the newest {keep} runs need is here")
+        typer.echo(f"nothing to delete: only what is needed of the newest {plural(keep, 'run')} is here")
