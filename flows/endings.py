@@ -21,7 +21,8 @@ from dejavu.foundation.errors import DejavuError, InputError, was_interrupted
 if TYPE_CHECKING:
     from dejavu.track import Run
 
-RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+TASK_RUNS = "prefect.task_runs"
+RUN_LOGGERS = ("prefect.flow_runs", TASK_RUNS)
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
@@ -203,8 +204,10 @@ class Sentences(logging.Filter):
             return False  # each task and flow says it twice, and the command says it at the end
         elif isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
             said = record.getMessage()
-            # A line for every completed task says nothing that the next line does not.
-            return not (self._said is not None and "Failed" in said) and said != "Finished in state Completed()"
+            # A line for every completed task says nothing that the next line does not. Of one that failed its flow says
+            # why: where it is not tried again, Prefect has said nothing of its error yet.
+            is_told = self._said is not None or record.name == TASK_RUNS
+            return not (is_told and "Failed" in said) and said != "Finished in state Completed()"
         return True
 
 

@@ -247,6 +247,32 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
     assert sentences.filter(defect) and defect.exc_info, "a defect keeps its traceback"
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "retries",
+    [pytest.param("", marks=pytest.mark.slow), "retries=1, retry_condition_fn=lambda *_: False"],
+    ids=["none", "refused"],
+)
+def test_what_a_task_fails_of_is_said_once(retries: str, tmp_path: Path) -> None:
+    """Of one that may be tried again, and is not, Prefect's end state said it before, with its line ends as `\\n`."""
+    code = f"""
+from prefect import flow, task
+from dejavu.foundation.errors import InputError
+from flows.endings import without_tracebacks
+without_tracebacks()
+@task({retries})
+def trains(): raise InputError("no room\\nattempt 1")
+@flow
+def whole(): trains()
+try: whole()
+except InputError: pass
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert said.count("no room") == 1 and "failed: no room" in said, said
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
