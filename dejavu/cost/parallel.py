@@ -68,9 +68,8 @@ class ConfigurationCosts:
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
-        tables = {name: getattr(self.costs, name)[rows] for name in AdditiveCosts.__dataclass_fields__}
         return ConfigurationCosts(
-            AdditiveCosts(**tables),
+            self.costs.of(rows),
             self.forward_seconds_CL[rows],
             self.backward_seconds_CL[rows],
             self.on_disk.of(rows),

@@ -37,12 +37,16 @@ class RequestBounds:
     Attributes:
         homes: where the request's problems live, those of all numbers of microbatches; each is known by its place.
         hear: called with the bound over all problems, as it rises.
+        schedules: those that bounds are about; empty: all that the request lists.
+        share: of the request's budget, at most.
     """
 
     request: PlanRequest
     homes: Homes[Posed]
     tell: Tell = quietly
     hear: Callable[[float], None] = unheard
+    schedules: tuple[str, ...] = ()
+    share: float = BOUND_SHARE
 
     def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
         """Return lower bounds by problem, as close to the best step as the budget allows.
@@ -55,7 +59,7 @@ class RequestBounds:
             best_seconds: step of the best plan known.
         """
         places, workers = self._places, self.homes.num_homes
-        seconds = BOUND_SHARE * self.request.budget_seconds * workers
+        seconds = self.share * self.request.budget_seconds * workers
         self._begin(best_seconds)
         more, found = dict.fromkeys(places, seconds / (4 * len(places))), dict[int, SimulatedBound]()
         state, idle = _Progress(0.0, inf, inf, 0.0), 0
@@ -99,7 +103,7 @@ class RequestBounds:
         return list(first.values())
 
     def _begin(self, best_seconds: float) -> None:
-        asked = (self.request.listed_schedules, best_seconds)
+        asked = (self.schedules or self.request.listed_schedules, best_seconds)
         self.homes.each([(place, asked) for place in self._places], _begin)
 
     def _go_on(self, seconds: Mapping[int, float]) -> dict[int, SimulatedBound]:
@@ -109,7 +113,9 @@ class RequestBounds:
 
 
 def _begin(posed: Posed, schedules: Sequence[str], best_seconds: float) -> None:
-    posed.bounding = bounding(posed.priced, schedules=schedules, best_seconds=best_seconds)
+    posed.bounding = bounding(
+        posed.priced, schedules=schedules, best_seconds=best_seconds, choices=posed.choices, known=posed.known
+    )
 
 
 def _go_on(posed: Posed, seconds: float) -> SimulatedBound:

@@ -15,9 +15,10 @@ from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.homes import Homes
+from dejavu.foundation.registry import named
 from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
-from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
+from dejavu.planning.bounds import BOUND_SHARE, RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import LONG_WAITING, TIE, Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.loops import load_compiled_loops
@@ -26,10 +27,11 @@ from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.schedules import under
 from dejavu.planning.ways.both_ways import plans_both_ways
+from dejavu.planning.ways.nodes import as_plain
 from dejavu.planning.ways.slices import plans_in_slices
 from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import CHIMERA
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 from dejavu.search.feasible.fit import is_feasible
 from dejavu.simulation.bound import CLOSE, SimulatedBound
@@ -41,7 +43,7 @@ PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 REMEMBERED = "remembered"
 MET = "bound"  # found while bounding the simulated step
-APART, ONE_NODE = "slow links", "one node"  # found for the case that every message leaves its node, or that none does
+FILLED, ONE_NODE = "slow links", "one node"  # found where messages have to leave nodes, or where none has to
 QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
 MOST_POLISHED = 4  # plans whose cuts are moved on their devices
 EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
@@ -154,37 +156,38 @@ class _Planning:
         for done, count in enumerate(counts):
             tell(f"pricing {plural(count, 'microbatch')}", done, len(counts))
             self.problems += self.prices.problems(count)
-        with self._homes(self.problems) as homes:
+        with self._homes(map(Posed, self.problems)) as homes:
             return self._choice(self.problems, homes)
 
     @contextmanager
-    def _homes(self, priced: Sequence[PricedProblem]) -> Iterator[Homes[Posed]]:
+    def _homes(self, posed: Iterable[Posed]) -> Iterator[Homes[Posed]]:
         """Let the problems live where what is asked about them is computed."""
         if self.planner.forks:
             load_compiled_loops()
-        with Homes(list(map(Posed, priced)), self.planner.num_workers, forks=self.planner.forks) as homes:
+        with Homes(list(posed), self.planner.num_workers, forks=self.planner.forks) as homes:
             self.ask = self.planner.ask or at_home(homes)
             yield homes
 
     def _choice(self, priced: Sequence[PricedProblem], homes: Homes[Posed]) -> Choice:
         bounds = RequestBounds(self.request, homes, self._tell, self._hear_bound)
-        named = self.request.searches
-        searches = [name for name in named if name not in BASELINES] if named else [PROVER]
-        self._ask(BASELINES if named else QUICK, priced, QUICK_SHARE)
+        asked = self.request.searches
+        searches = [name for name in asked if name not in BASELINES] if asked else [PROVER]
+        self._ask(BASELINES if asked else QUICK, priced, QUICK_SHARE)
         self._consider_remembered()
         self._ask(searches, priced, 1.0)
-        if not named and self.left_seconds > 0:
+        if not asked and self.left_seconds > 0:
             self._ask([PROVER, *FURTHER], [one for one in priced if self._is_open(one)], 1.0)
         self._compare_other_ways()
         if not self._has_plan:
             left = [under_gpipe_memory(one) for one in priced if not self._is_proved_empty(one)]
-            with self._homes(left):
+            with self._homes(map(Posed, left)):
                 self._ask(searches, left, 1.0)
         if not self._has_plan:
             self._meet(bounds)
         self._tell("moving cuts", 0, 1)
         origin, best = self._fastest()
         chosen = self.simulator.polished(best)
+        waits = self.simulator.waiting(self.simulator.bound(chosen)) > LONG_WAITING
         raised = self._raised(bounds, chosen)
         other, best = self._fastest()  # maybe one that was found while bounding
         if ranked((chosen, best))[0] is not chosen:
@@ -195,6 +198,10 @@ class _Planning:
             place = self.rows.index(origin)
             self._ask_for_links(searches)
             origin, chosen = self._on_devices(self.rows[place], chosen)
+        if waits:
+            num_rows, raised = len(self.rows), self._raised_by_nodes(raised, chosen)
+            if len(self.rows) > num_rows:
+                origin, chosen = self._on_devices(origin, chosen)
         origin, chosen = self._unless_kept(origin, chosen)
         problems = tuple(self.problems)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, problems, raised)
@@ -245,19 +252,20 @@ class _Planning:
             yield question, answer
 
     def _ask_for_links(self, searches: Sequence[str]) -> None:
-        """Look for plans that wait less for their links: best where every message leaves its node, or none does.
+        """Look for plans that wait less for their links: best where nodes are filled rank by rank, or one is enough.
 
         So may plans under schedules that were left out since others seemed faster.
         """
         self.rows = [row if row.result is None else self._under_schedules(row, row.result.plan) for row in self.rows]
-        variants = [(APART, one, self.prices.between_nodes(one)) for one in self.problems]
+        told = [(one, self.prices.over_nodes(one, [one.problem.schedule])) for one in self.problems]
+        variants = [(FILLED, one, changed.priced) for one, changed in told if changed]
         variants += [(ONE_NODE, one, inside) for one in self.problems for inside in self.prices.in_one_node(one)]
-        with self._homes([changed for *_, changed in variants]):
+        with self._homes(Posed(changed) for *_, changed in variants):
             pairs = [(name, changed) for *_, changed in variants for name in searches]
             for k, (_, answer) in enumerate(self._answered(pairs, 1.0)):
                 if isinstance(answer, SearchResult):  # its bound is of another problem
                     name, priced, _ = variants[k // len(searches)]
-                    self.rows.append(self._under_schedules(Considered(name, priced, None), answer.plan))
+                    self.rows.append(self._under_schedules(Considered(name, priced, None), as_plain(answer.plan)))
 
     def _consider(self, search: str, priced: PricedProblem, answer: Answer) -> None:
         row = Considered(search, priced, answer)
@@ -454,6 +462,34 @@ class _Planning:
         found = bounds.raised(chosen.simulated_seconds)
         self._consider_met(found)
         return found
+
+    def _raised_by_nodes(self, raised: dict[int, SimulatedBound], best: Candidate) -> dict[int, SimulatedBound]:
+        """Raise bounds where messages must leave nodes; plans found meanwhile are candidates.
+
+        Schedules with one stage on each rank are looked at by themselves: bounds on the others take most time to raise,
+        and less of it finds plans.
+        """
+        names, best_seconds, found = self.request.listed_schedules, best.simulated_seconds, dict[int, SimulatedBound]()
+        one_each = tuple(name for name in names if named(SCHEDULES, name).stages_per_rank == 1)
+        kinds = [some for some in (one_each, tuple(name for name in names if name not in one_each)) if some]
+        places = [place for place, bound in raised.items() if bound.seconds < (1 - CLOSE) * best_seconds]
+        for some in kinds:
+            told = [(place, self.prices.over_nodes(self.problems[place], some)) for place in places]
+            posed = {place: Posed(one.priced, one.choices, raised[place].by_ranks) for place, one in told if one}
+            if not posed:
+                return raised
+            with self._homes(posed.values()) as homes:
+                bounds = RequestBounds(
+                    self.request, homes, self._tell, schedules=some, share=BOUND_SHARE / len(kinds)
+                ).raised(best_seconds)
+            for k, place in enumerate(posed):
+                met = bounds[k].plan
+                bound = replace(bounds[k], plan=as_plain(met) if met else None)
+                self._consider_met({place: bound})
+                found[place] = found[place].and_of(bound) if place in found else bound
+        raised |= {place: max(raised[place], bound, key=lambda one: one.seconds) for place, bound in found.items()}
+        self._hear_bound(min(one.seconds for one in raised.values()))
+        return raised
 
     def _consider_met(self, bounds: Mapping[int, SimulatedBound]) -> None:
         """Add the plans that were found while these were proved."""

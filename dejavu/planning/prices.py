@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.schedules import most_ranks
+from dejavu.planning.ways.nodes import OverNodes, inside_one, over_nodes
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import Floats
@@ -37,9 +38,6 @@ from dejavu.workload.slices import slice_lengths
 
 if TYPE_CHECKING:
     from dejavu.planning.shardings import FoundSplits
-
-
-MOST_NODES = 3  # kinds of them for which plans inside one are looked for
 
 
 class Prices:
@@ -126,15 +124,19 @@ class Prices:
         )
         return replace(priced, problem=apart)
 
+    @property
+    def has_several_nodes(self) -> bool:
+        return sum(group.count for group in self.request.cluster.groups) > 1
+
     def in_one_node(self, priced: PricedProblem) -> list[PricedProblem]:
-        """Return the problem on each kind of node alone, where it has several devices and there are others besides."""
-        problem, found = priced.problem, list[dict[str, int]]()
-        for group in self.request.cluster.groups:
-            counts = dict.fromkeys(problem.device_counts, 0) | dict(group.devices)
-            if group.devices_per_node > 1 and counts not in (problem.device_counts, *found):
-                found.append(counts)
-        largest = sorted(found, key=lambda counts: -sum(counts.values()))[:MOST_NODES]
-        return [replace(priced, problem=replace(problem, device_counts=counts)) for counts in largest]
+        """Return the problem on each kind of node alone, where there are several nodes."""
+        return inside_one(priced, self.request.cluster) if self.has_several_nodes else []
+
+    def over_nodes(self, priced: PricedProblem, schedules: Sequence[str]) -> OverNodes | None:
+        """Return `over_nodes` of a problem; None where there is one node."""
+        if not self.has_several_nodes:
+            return None
+        return over_nodes(priced, self.between_nodes(priced), self.request.cluster, schedules)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dejavu.foundation.processes.homes import Homes
@@ -12,7 +12,7 @@ from dejavu.plans import Answer, Plan
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.search import SEARCHES, Search
 from dejavu.search.fan_out import Client, answers
-from dejavu.simulation.bound import Bounding
+from dejavu.simulation.bound import Bounding, RankChoices
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
 QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; the others start from their plans
@@ -59,9 +59,15 @@ Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each questi
 
 @dataclass
 class Posed:
-    """A problem, and its bound on its way, once that was begun; see `Homes`."""
+    """A problem, and its bound on its way, once that was begun; see `Homes`.
+
+    Attributes:
+        choices, known: as of `bounding`.
+    """
 
     priced: PricedProblem
+    choices: RankChoices | None = None
+    known: Mapping[tuple[str, int], float] | None = None
     bounding: Bounding | None = None
 
 

@@ -143,7 +143,7 @@ def what_is_proved(choice: Choice) -> str:
         is_not = f"below {format_bound(choice.simulated_lower_bound_seconds)}, {format_gap(choice.gap)} less"
     limits = f" The proof is of plans {', and '.join(where)}." if where else ""
     if choice.gap >= CLOSE and choice.has_slow_links:
-        limits += " The bound takes every message over the fastest link between devices of its types."
+        limits += " The bound may let more stages share a node than have room on one."
     return f"Proved: no plan {among} is simulated {is_not}.{limits}"
 
 

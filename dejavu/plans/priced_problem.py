@@ -134,6 +134,25 @@ class PricedProblem:
         """Return a search's plan, whose microbatches are slices where there are any, as it is run."""
         return replace(plan, num_microbatches=self.problem.whole_microbatches, slices=self.slice_lengths)
 
+    def of(self, rows: Sequence[int]) -> PricedProblem:
+        """Return the problem with some of the configurations."""
+        problem, ends = self.problem, np.ix_(rows, rows)
+        return replace(
+            self,
+            problem=replace(
+                problem,
+                configurations=tuple(problem.configurations[c] for c in rows),
+                costs=problem.costs.of(rows),
+                link_latency_seconds_CC=problem.link_latency_seconds_CC[ends],
+                link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[ends],
+            ),
+            forward_seconds_CL=self.forward_seconds_CL[rows],
+            backward_seconds_CL=self.backward_seconds_CL[rows],
+            on_disk=self.on_disk and self.on_disk.of(rows),
+            fetched_seconds_CL3=None if self.fetched_seconds_CL3 is None else self.fetched_seconds_CL3[rows],
+            slices=self.slices and self.slices.of(rows),
+        )
+
     def slices_seconds(self, stage: Stage) -> tuple[tuple[float, float], ...]:
         """Return the forward and backward seconds of each slice of a sequence; empty: they are whole."""
         if self.slices is None:

@@ -6,7 +6,8 @@ A stage holds layers `start` to `stop`, `stop` not included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -99,6 +100,10 @@ class DenseCosts:
 
     def dense(self) -> DenseCosts:
         return self
+
+    def of(self, rows: Sequence[int]) -> DenseCosts:
+        """Return those of some of the configurations."""
+        return DenseCosts(*(getattr(self, one.name)[rows] for one in fields(self)))
 
 
 class Sums:
@@ -222,6 +227,10 @@ class AdditiveCosts:
     @property
     def num_configurations(self) -> int:
         return int(self.seconds_CL.shape[0])
+
+    def of(self, rows: Sequence[int]) -> AdditiveCosts:
+        """Return those of some of the configurations."""
+        return AdditiveCosts(*(getattr(self, one.name)[rows] for one in fields(self)))
 
     @cached_property
     def can_run_CL(self) -> NDArray[np.bool_]:

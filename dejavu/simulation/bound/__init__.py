@@ -5,6 +5,7 @@ The searches' bounds are about the formula (`plans.price`); what will run is wha
 
 from __future__ import annotations
 
+from dejavu.simulation.bound._prefix_sums import RankChoices
 from dejavu.simulation.bound.bounding import (
     CLOSE,
     Bounding,
@@ -19,6 +20,7 @@ __all__ = [
     "CLOSE",
     "Bounding",
     "Proof",
+    "RankChoices",
     "SimulatedBound",
     "bounding",
     "load_compiled_loops",

@@ -1,6 +1,7 @@
 """The least of a weighted sum of the stages' times over all plans with so many stages: a table over cuts.
 
-Letters: S = stages, L = layers, G = classes of configurations whose messages cost the same, C = configurations.
+Letters: S = stages, L = layers, G = classes of configurations whose messages cost the same, C = configurations, M =
+parts of messages.
 Devices have prices in place of counts (Lagrangian relaxation), and the two stages of a rank choose for themselves, each
 charged its share of the rank's devices: both only let in more plans, so that the least is not above that of a plan.
 """
@@ -26,24 +27,29 @@ class Weights(NamedTuple):
     Attributes:
         layer_S5: its layers' seconds of each pass.
         pass_S, per_step_S: what each pass takes besides, and what the stage does once a step besides.
-        cut_S3: a message's parts, across the cut after the stage.
+        cut_SM: a message's parts, across the cut after the stage; see `BoundPrices`.
         price_C: added for a stage of the configuration.
     """
 
     layer_S5: Floats
     pass_S: Floats
     per_step_S: Floats
-    cut_S3: Floats
+    cut_SM: Floats
     price_C: Floats
 
 
-def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats) -> Weights:
-    """Of a line, and prices for devices."""
+def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats, back_S: Mask | None = None) -> Weights:
+    """Of a line, and prices for devices.
+
+    Args:
+        back_S: whether the message after each stage goes back to the rank before; None: all the same.
+    """
     layer_S5 = stage_S5.copy()
     # The first stage leaves its whole backward pass to the second part: see `simulation.plans.stages_of`.
     layer_S5[0, BACKWARD] += layer_S5[0, BACKWARD_WEIGHT]
     layer_S5[0, BACKWARD_INPUT] = layer_S5[0, BACKWARD_WEIGHT] = 0.0
-    return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_S3, price_C)
+    cut_SM = cut_S3 if back_S is None else np.hstack([cut_S3 * ~back_S[:, None], cut_S3 * back_S[:, None]])
+    return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_SM, price_C)
 
 
 class Table(NamedTuple):
@@ -126,7 +132,7 @@ def _table(
     prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans
 ) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Floats]:
     S, _, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    G = prices.message_L1GGM.shape[1]
     left_SL1G = np.full((S + 1, L + 1, G), np.inf)
     stop_SL1G = np.full((S, L + 1, G), -1, np.int32)
     how_SL1G = np.full((S, L + 1, G), -1, np.int32)
@@ -137,7 +143,7 @@ def _table(
         found = here_L1G, stop_SL1G[s], how_SL1G[s]
         _begin(prices, weigh, s, alive_SCLL1, spans, left_SL1G[s + 1], found)
         if s > 0:
-            _cross(prices.message_L1GG3, weigh.cut_S3, s, here_L1G, left_SL1G[s], next_SL1G[s])
+            _cross(prices.message_L1GGM, weigh.cut_SM, s, here_L1G, left_SL1G[s], next_SL1G[s])
     return left_SL1G, stop_SL1G, how_SL1G, next_SL1G, here_L1G[0].copy()
 
 
@@ -184,16 +190,16 @@ def _begin(
 
 @njit(cache=True, nogil=True)
 def _cross(
-    message_L1GG3: Floats, cut_S3: Floats, s: int, here_L1G: Floats, left_L1G: Floats, next_L1G: NDArray[np.int32]
+    message_L1GGM: Floats, cut_SM: Floats, s: int, here_L1G: Floats, left_L1G: Floats, next_L1G: NDArray[np.int32]
 ) -> None:
     """The cheapest ways after the cut before stage s, its messages included, by the class of the stage before it."""
-    S, (L1, G) = len(cut_S3), here_L1G.shape
+    S, (L1, G) = len(cut_SM), here_L1G.shape
     for start in range(s, L1 - (S - s)):
         for h in range(G):
             if here_L1G[start, h] == np.inf:
                 continue
             for g in range(G):
-                total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                total = here_L1G[start, h] + message(message_L1GGM, cut_SM, s - 1, start, g, h)
                 if total < left_L1G[start, g]:
                     left_L1G[start, g], next_L1G[start, g] = total, h
 
@@ -212,23 +218,23 @@ def weighted(prices: BoundPrices, weigh: Weights, s: int, c: int, sum_L1: Floats
 
 
 @njit(cache=True, nogil=True)
-def message(message_L1GG3: Floats, cut_S3: Floats, s: int, cut: int, g: int, h: int) -> float:
+def message(message_L1GGM: Floats, cut_SM: Floats, s: int, cut: int, g: int, h: int) -> float:
     """What the messages after stage s take in the sum."""
     total = 0.0
-    for part in range(3):
-        total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]
+    for part in range(cut_SM.shape[1]):
+        total += cut_SM[s, part] * message_L1GGM[cut, g, h, part]
     return total
 
 
 @njit(cache=True, nogil=True)
 def enter_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, place: int) -> Floats:
     """The least for all stages before a place and the messages between them, by where it begins and its class."""
-    L1, G = alive_SCLL1.shape[3], prices.message_L1GG3.shape[1]
+    L1, G = alive_SCLL1.shape[3], prices.message_L1GGM.shape[1]
     enter_L1G = np.full((L1, G), np.inf)
     enter_L1G[0, :] = 0.0
     for s in range(place):
         before_L1G = _end(prices, weigh, s, alive_SCLL1, enter_L1G)
-        _enter(prices.message_L1GG3, weigh.cut_S3, s + 1, before_L1G, enter_L1G)
+        _enter(prices.message_L1GGM, weigh.cut_SM, s + 1, before_L1G, enter_L1G)
     return enter_L1G
 
 
@@ -251,16 +257,16 @@ def _end(prices: BoundPrices, weigh: Weights, s: int, alive_SCLL1: Mask, enter_L
 
 
 @njit(cache=True, nogil=True)
-def _enter(message_L1GG3: Floats, cut_S3: Floats, s: int, before_L1G: Floats, enter_L1G: Floats) -> None:
+def _enter(message_L1GGM: Floats, cut_SM: Floats, s: int, before_L1G: Floats, enter_L1G: Floats) -> None:
     """The cheapest ways before stage s, the messages to it included, by where it begins and its class."""
-    S, (L1, G) = len(cut_S3), before_L1G.shape
+    S, (L1, G) = len(cut_SM), before_L1G.shape
     enter_L1G[:] = np.inf
     for start in range(s, L1 - (S - s)):
         for g in range(G):
             if before_L1G[start, g] == np.inf:
                 continue
             for h in range(G):
-                total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                total = before_L1G[start, g] + message(message_L1GGM, cut_SM, s - 1, start, g, h)
                 enter_L1G[start, h] = min(enter_L1G[start, h], total)
 
 
@@ -271,13 +277,13 @@ def drop(prices: BoundPrices, weigh: Weights, left_SL1G: Floats, alive_SCLL1: Ma
     The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way after it; and the
     weighted sum is not above what a plan takes.
     """
-    S, L1, G = len(alive_SCLL1), alive_SCLL1.shape[3], prices.message_L1GG3.shape[1]
+    S, L1, G = len(alive_SCLL1), alive_SCLL1.shape[3], prices.message_L1GGM.shape[1]
     before_L1G, enter_L1G = np.empty((L1, G)), np.full((L1, G), np.inf)
     enter_L1G[0, :] = 0.0
     count = 0
     for s in range(S):
         if s > 0:
-            _enter(prices.message_L1GG3, weigh.cut_S3, s, before_L1G, enter_L1G)
+            _enter(prices.message_L1GGM, weigh.cut_SM, s, before_L1G, enter_L1G)
         ways = enter_L1G, left_SL1G[s + 1], before_L1G
         count += _drop_stages(prices, weigh, s, alive_SCLL1, spans, ways, limit)
     return count

@@ -26,14 +26,14 @@ class Lines(NamedTuple):
 
     Attributes:
         sum_NSCL1, fixed_NSC: a stage is a difference of two sums, and what it takes whatever its layers.
-        cut_NS3: a message's parts, across the cut after the stage.
+        cut_NSM: a message's parts, across the cut after the stage.
         left_NSL1G: the least for stages s and after; see `_chain.Table`.
         constant_N: added to every plan.
     """
 
     sum_NSCL1: Floats
     fixed_NSC: Floats
-    cut_NS3: Floats
+    cut_NSM: Floats
     left_NSL1G: Floats
     constant_N: Floats
 
@@ -76,7 +76,7 @@ def lines_of(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCL
     return Lines(
         sum_NSCL1,
         fixed_NSC,
-        np.array([weigh.cut_S3 for weigh, _ in weighs]),
+        np.array([weigh.cut_SM for weigh, _ in weighs]),
         np.array([table(prices, weigh, alive_SCLL1, spans).left_SL1G for weigh, _ in weighs]),
         np.array([constant for _, constant in weighs]),
     )
@@ -145,9 +145,9 @@ def _walk(
 
     Depth first: stage s stands at one of its options (a configuration, a stop), the stages before it at theirs.
     """
-    message_L1GG3, class_C = prices.message_L1GG3, prices.class_C
+    message_L1GGM, class_C = prices.message_L1GGM, prices.class_C
     type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
-    sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
+    sum_NSCL1, fixed_NSC, cut_NSM, left_NSL1G, constant_N = lines
     (limit, most_steps, lowers), (partner_S, share_SCLL1) = limits, ranks
     remembers = share_SCLL1.shape[0] > 0
     S, C, L, _ = alive_SCLL1.shape
@@ -198,8 +198,8 @@ def _walk(
             spent = spent_S1N[s, n]
             if s:
                 before = class_C[configuration_S[s - 1]]
-                for part in range(3):
-                    spent += cut_NS3[n, s - 1, part] * message_L1GG3[start, before, g, part]
+                for part in range(cut_NSM.shape[2]):
+                    spent += cut_NSM[n, s - 1, part] * message_L1GGM[start, before, g, part]
             spent += fixed_NSC[n, s, c] + sum_NSCL1[n, s, c, stop] - sum_NSCL1[n, s, c, start]
             if spent + left_NSL1G[n, s + 1, stop, g] >= limit:
                 is_ruled_out = True
@@ -257,7 +257,7 @@ def _fill_times(
     time_S3: Floats,
 ) -> None:
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
-    sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, _, _, _ = prices
+    sum_5CL1, pass_C, per_step_C, message_L1GGM, class_C, _, _, _ = prices
     S, rank_S = len(stop_S), order.rank_S
     for s in range(S):
         c, start = configuration_S[s], stop_S[s - 1] if s else 0
@@ -270,5 +270,6 @@ def _fill_times(
         time_S5[s, 4] += per_step_C[c]
         if s and rank_S[s] != rank_S[s - 1]:
             before = class_C[configuration_S[s - 1]]
+            skipped = 3 if message_L1GGM.shape[3] > 3 and rank_S[s] == rank_S[s - 1] - 1 else 0
             for part in range(3):
-                time_S3[s - 1, part] = message_L1GG3[start, before, class_C[c], part]
+                time_S3[s - 1, part] = message_L1GGM[start, before, class_C[c], skipped + part]

@@ -111,7 +111,7 @@ class Dual:
         cut_S3 = sum(weight_N[n] * self.lines[n].cut_S3 for n in used)
         prices = self.prices
         price_C = price_T[prices.type_C] * prices.devices_C * self.share
-        weigh = weights(stage_S5, cut_S3, price_C)
+        weigh = weights(stage_S5, cut_S3, price_C, back_after(self.order, prices))
         return self.cheapest(weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
 
     def _next(self) -> tuple[Floats, Floats, float]:
@@ -137,6 +137,13 @@ class Dual:
         return weight_N, np.maximum(answer.x[N : N + T], 0.0) * self.scale_seconds, -answer.fun * self.scale_seconds
 
 
+def back_after(order: ActionTable, prices: BoundPrices) -> Mask | None:
+    """Return whether the message after each stage goes back to the rank before; None where that is all the same."""
+    if prices.message_L1GGM.shape[3] == 3:
+        return None
+    return np.append(order.rank_S[1:] == order.rank_S[:-1] - 1, False)
+
+
 def times_of(prices: BoundPrices, order: ActionTable, stop_S: Integers, how_S: Integers) -> Times:
     """What the stages of a plan take; as `simulation.plans` says."""
     start_S = np.append(0, stop_S[:-1])
@@ -146,6 +153,8 @@ def times_of(prices: BoundPrices, order: ActionTable, stop_S: Integers, how_S: I
     stage_S5[:, 4] += prices.per_step_C[how_S]
     cut_S3 = np.zeros((len(stop_S), 3))
     g_S = prices.class_C[how_S]
-    cut_S3[:-1] = prices.message_L1GG3[stop_S[:-1], g_S[:-1], g_S[1:]]
+    cut_SM = prices.message_L1GGM[stop_S[:-1], g_S[:-1], g_S[1:]]
+    back_S = back_after(order, prices)
+    cut_S3[:-1] = cut_SM if back_S is None else np.where(back_S[:-1, None], cut_SM[:, 3:], cut_SM[:, :3])
     cut_S3[:-1] *= (order.rank_S[:-1] != order.rank_S[1:])[:, None]
     return Times(np.ascontiguousarray(stage_S5), cut_S3)

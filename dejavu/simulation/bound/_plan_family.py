@@ -17,7 +17,7 @@ from dejavu.simulation import simulate_plan
 from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, lines_of, walk
-from dejavu.simulation.bound._dual import Dual
+from dejavu.simulation.bound._dual import Dual, back_after
 from dejavu.simulation.bound._paths import Line, busy_lines, drained_lines, max_in_flight
 from dejavu.simulation.bound._prefix_sums import BoundProblem, memory_shares
 from dejavu.simulation.bound._vee import VeeTable, pairs, vee_table
@@ -87,6 +87,7 @@ class Place:
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
         if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
             self._share_SCLL1 = memory_shares(self.problem.priced, max_in_flight(order))
+        self._back_S = back_after(order, self.problem.prices)
         busy, drained = busy_lines(order), drained_lines(order)
         self._busy, self._drained = list(map(self._weights, busy)), list(map(self._weights, drained))
         self._limit = best_seconds
@@ -238,7 +239,7 @@ class Place:
         S, C, L, _ = self._alive_SCLL1.shape
         entries: int = S * C * (L + 1)
         if self._is_vee:
-            entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GG3.shape[1]
+            entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GGM.shape[1]
         return max(1, -(-num_lines * entries // _MOST_LINE_ENTRIES))
 
     def _simulated(self, stop_S: Integers, how_S: Integers) -> Faster | None:
@@ -259,21 +260,24 @@ class Place:
         configuration = problem.configurations
         stages = tuple(Stage(a, b, configuration[c]) for a, b, c in spans)
         plan = Plan(stages, self.schedule, self.problem.num_microbatches)
-        return Faster(simulate_plan(self.problem.priced, plan).step_seconds, plan)
+        seconds = self.problem.message_seconds(stop_S, how_S, order.rank_S)
+        return Faster(simulate_plan(self.problem.priced, plan, message_seconds=seconds).step_seconds, plan)
 
     def _fitting(self, order: ActionTable) -> Mask:
-        """Stages that alone fit with what they hold in flight."""
+        """Stages that alone fit with what they hold in flight, and that their ranks may have."""
         C, L = len(self.problem.prices.class_C), self.problem.priced.problem.num_layers
-        most_CLL1 = self.problem.max_in_flight_CLL1
-        if most_CLL1 is None:
-            return np.ones((self.num_stages, C, L, L + 1), np.bool_)
-        alive_SCLL1 = np.empty((self.num_stages, C, L, L + 1), np.bool_)
-        for s, in_flight in enumerate(max_in_flight(order)):
-            np.greater_equal(most_CLL1, in_flight, out=alive_SCLL1[s])
+        most_CLL1, choices = self.problem.max_in_flight_CLL1, self.problem.choices
+        alive_SCLL1 = np.ones((self.num_stages, C, L, L + 1), np.bool_)
+        if most_CLL1 is not None:
+            for s, in_flight in enumerate(max_in_flight(order)):
+                np.greater_equal(most_CLL1, in_flight, out=alive_SCLL1[s])
+        if choices is not None:
+            for s, rank in enumerate(order.rank_S):
+                alive_SCLL1[s, ~choices.of(int(rank), len(order.first_P1) - 1)] = False
         return alive_SCLL1
 
     def _weights(self, line: Line) -> Weights:
-        return weights(line.stage_S5, line.cut_S3, np.zeros(len(self.problem.prices.class_C)))
+        return weights(line.stage_S5, line.cut_S3, np.zeros(len(self.problem.prices.class_C)), self._back_S)
 
     def _raise(self, seconds: float, proved_by: Proof) -> None:
         if seconds > self.bound_seconds:

@@ -2,7 +2,7 @@
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions, C = configurations, T = device types, G = classes of
 configurations whose messages cost the same, 5 = passes (forward, backward, its input and its weight part, once a step),
-3 = a message's parts (at the sender, on the wire, at the receiver), S = stages in the model's order.
+M = a message's parts (at the sender, on the wire, at the receiver), S = stages in the model's order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class BoundPrices(NamedTuple):
         sum_5CL1: the layers' seconds, summed from the first.
         pass_C: what every pass of a microbatch takes besides.
         per_step_C: what a stage does once a step besides.
-        message_L1GG3: across a cut, from a class to a class, one way.
+        message_L1GGM: across a cut, from a class to a class, one way: its three parts. Where links are directed, also
+            those of a message that goes back to the rank before; each stage has weights for the one or the other.
         class_C, type_C, devices_C: of the configurations.
         count_T: the cluster's devices.
     """
@@ -39,11 +40,32 @@ class BoundPrices(NamedTuple):
     sum_5CL1: Floats
     pass_C: Floats
     per_step_C: Floats
-    message_L1GG3: Floats
+    message_L1GGM: Floats
     class_C: Integers
     type_C: Integers
     devices_C: Integers
     count_T: Integers
+
+
+class RankChoices(NamedTuple):
+    """Which of the configurations ranks may have. Links of such a problem are those from a rank to the one after it.
+
+    So a message that goes back to the rank before takes what one takes from there.
+
+    Attributes:
+        first_C, between_C, last_C: the pipeline's first rank, those between, its last.
+        only_C: the rank of a plan that has no other.
+    """
+
+    first_C: NDArray[np.bool_]
+    between_C: NDArray[np.bool_]
+    last_C: NDArray[np.bool_]
+    only_C: NDArray[np.bool_]
+
+    def of(self, rank: int, num_ranks: int) -> NDArray[np.bool_]:
+        if num_ranks == 1:
+            return self.only_C
+        return self.first_C if rank == 0 else self.last_C if rank == num_ranks - 1 else self.between_C
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +74,27 @@ class BoundProblem:
 
     Attributes:
         max_in_flight_CLL1: microbatches in flight that a stage has memory for; None where that is not looked at.
+        choices: None: any rank may have any configuration.
     """
 
     priced: PricedProblem
     prices: BoundPrices
     max_in_flight_CLL1: NDArray[np.int32] | None
+    choices: RankChoices | None = None
 
     @property
     def num_microbatches(self) -> int:
         return self.priced.problem.num_microbatches
+
+    def message_seconds(self, stop_S: Integers, how_S: Integers, rank_S: Integers) -> list[float] | None:
+        """Return what each message of a plan takes one way; None: what the problem says."""
+        if self.choices is None:
+            return None
+        problem, found = self.priced.problem, []
+        for s in range(len(rank_S) - 1):
+            ends = (how_S[s + 1], how_S[s]) if rank_S[s + 1] == rank_S[s] - 1 else (how_S[s], how_S[s + 1])
+            found.append(problem.transfer_seconds(int(stop_S[s]), *map(int, ends)) / 2)
+        return found
 
     @property
     def most_ranks(self) -> int:
@@ -82,7 +116,7 @@ class BoundProblem:
         return np.maximum.accumulate(last_CL, axis=1) > np.arange(L)
 
 
-def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
+def bound_problem(priced: PricedProblem, best_seconds: float, choices: RankChoices | None = None) -> BoundProblem:
     """The problem's prices.
 
     A layer's time above `best_seconds` counts as `best_seconds`: a plan with such a layer takes as long, so that the
@@ -105,21 +139,21 @@ def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
     slowest = problem.num_microbatches * float(finite.max(initial=1.0)) * L
     cap = best_seconds if np.isfinite(best_seconds) else _UNKNOWN_CAP * slowest
     beside = [priced.pass_costs.get(configuration.device_type, PassCost()) for configuration in problem.configurations]
-    class_C, message_L1GG3 = _messages(priced, beside)
+    class_C, message_L1GGM = _messages(priced, beside, is_directed=choices is not None)
     prices = BoundPrices(
         sum_5CL1=np.pad(np.cumsum(np.minimum(seconds_5CL, cap), axis=2), ((0, 0), (0, 0), (1, 0))),
         pass_C=np.array([cost.pass_seconds for cost in beside]),
         per_step_C=np.minimum(per_step_C, cap),
-        message_L1GG3=message_L1GG3,
+        message_L1GGM=message_L1GGM,
         class_C=class_C,
         type_C=type_C,
         devices_C=np.array([configuration.num_devices for configuration in problem.configurations]),
         count_T=np.array([problem.device_counts[name] for name in types]),
     )
-    return BoundProblem(priced, prices, _max_in_flight(priced))
+    return BoundProblem(priced, prices, _max_in_flight(priced), choices)
 
 
-def _messages(priced: PricedProblem, beside: list[PassCost]) -> tuple[Integers, Floats]:
+def _messages(priced: PricedProblem, beside: list[PassCost], *, is_directed: bool) -> tuple[Integers, Floats]:
     """The configurations' classes, and what messages take between them: as `simulation.plans` prices them."""
     problem = priced.problem
     latency_CC, per_byte_CC = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
@@ -142,8 +176,11 @@ def _messages(priced: PricedProblem, beside: list[PassCost]) -> tuple[Integers, 
     sender = fixed_G[:, None] + rate_G[:, None] * part_bytes
     receiver = fixed_G[None, :] + rate_G[None, :] * part_bytes
     ends = np.ix_(first_G, first_G)
-    wire = np.maximum(0.0, latency_CC[ends] + per_byte_CC[ends] * bytes_L1 - (sender + receiver))
-    return class_C, np.ascontiguousarray(np.stack(np.broadcast_arrays(sender, wire, receiver), axis=-1))
+    latency_GG, per_byte_GG = latency_CC[ends], per_byte_CC[ends]
+    parts = list[Floats]()
+    for latency, per_byte in ((latency_GG, per_byte_GG), (latency_GG.T, per_byte_GG.T))[: 1 + is_directed]:
+        parts += [sender, np.maximum(0.0, latency + per_byte * bytes_L1 - (sender + receiver)), receiver]
+    return class_C, np.ascontiguousarray(np.stack(np.broadcast_arrays(*parts), axis=-1))
 
 
 def _max_in_flight(priced: PricedProblem) -> NDArray[np.int32] | None:

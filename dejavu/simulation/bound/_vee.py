@@ -43,7 +43,7 @@ def pairs(
     S, C, L, _ = alive_SCLL1.shape
     P = S // 2
     sum_SCL1, fixed_SC = np.zeros((S, C, L + 1)), np.zeros((S, C))
-    enter_PL1G = np.empty((P, L + 1, prices.message_L1GG3.shape[1]))
+    enter_PL1G = np.empty((P, L + 1, prices.message_L1GGM.shape[1]))
     for r, weigh in enumerate(busy):
         enter_PL1G[r] = enter_table(prices, weigh, alive_SCLL1, r)
         for s in (r, S - 1 - r):
@@ -100,7 +100,7 @@ def _vee_table(
     prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs
 ) -> tuple[Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], Floats]:
     S, C, L, _ = alive_SCLL1.shape
-    P, G = S // 2, prices.message_L1GG3.shape[1]
+    P, G = S // 2, prices.message_L1GGM.shape[1]
     left = np.full((P + 1, L + 1, L + 1, G), np.inf)
     first = np.full((P, L + 1, L + 1, G), -1, np.int16)
     last, configuration, following = first.copy(), first.copy(), first.copy()
@@ -113,7 +113,7 @@ def _vee_table(
         for c in range(C):
             _begin(prices, weigh, (r, c), alive_SCLL1, allowed, left[r + 1], found)
         for a in range(r, L - r + 1 if r > 0 else 0):
-            _cross(prices.message_L1GG3, weigh.cut_S3, (r, a), here[a], left[r, a], following[r, a])
+            _cross(prices.message_L1GGM, weigh.cut_SM, (r, a), here[a], left[r, a], following[r, a])
     return left, first, last, configuration, following, here[0, L].copy()
 
 
@@ -173,8 +173,8 @@ def _begin(
 
 @njit(cache=True, nogil=True)
 def _cross(
-    message_L1GG3: Floats,
-    cut_S3: Floats,
+    message_L1GGM: Floats,
+    cut_SM: Floats,
     place: tuple[int, int],
     here_L1G: Floats,
     left_L1G: Floats,
@@ -185,14 +185,14 @@ def _cross(
     Args:
         place: the rank, and the cut at which its first stage begins.
     """
-    (r, a), S, (L1, G) = place, len(cut_S3), here_L1G.shape
+    (r, a), S, (L1, G) = place, len(cut_SM), here_L1G.shape
     z = S - 1 - r
     for b in range(a + S - 2 * r, L1 - r):
         for h in range(G):
             if here_L1G[b, h] == np.inf:
                 continue
             for g in range(G):
-                total = here_L1G[b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
-                total += message(message_L1GG3, cut_S3, z, b, h, g)
+                total = here_L1G[b, h] + message(message_L1GGM, cut_SM, r - 1, a, g, h)
+                total += message(message_L1GGM, cut_SM, z, b, h, g)
                 if total < left_L1G[b, g]:
                     left_L1G[b, g], following_L1G[b, g] = total, h

@@ -23,13 +23,13 @@ class VeeLines(NamedTuple):
     """Several lines at once.
 
     Attributes:
-        sum_NSCL1, fixed_NSC, cut_NS3, constant_N: as `_chain_walk.Lines`.
+        sum_NSCL1, fixed_NSC, cut_NSM, constant_N: as `_chain_walk.Lines`.
         left_NPL1L1G: see `_vee.VeeTable`.
     """
 
     sum_NSCL1: Floats
     fixed_NSC: Floats
-    cut_NS3: Floats
+    cut_NSM: Floats
     left_NPL1L1G: Floats
     constant_N: Floats
 
@@ -47,7 +47,7 @@ def vee_walk(
     lines = VeeLines(
         sum_NSCL1,
         fixed_NSC,
-        np.array([weigh.cut_S3 for weigh, _ in weighs]),
+        np.array([weigh.cut_SM for weigh, _ in weighs]),
         np.array([vee_table(prices, weigh, alive_SCLL1, allowed).left_PL1L1G for weigh, _ in weighs]),
         np.array([constant for _, constant in weighs]),
     )
@@ -69,9 +69,9 @@ def _vee_walk(
     leaves_2KS: Integers,
 ) -> tuple[bool, float, int]:
     """As `_chain_walk._walk`, depth first over ranks, which have two stages each."""
-    message_L1GG3, class_C = prices.message_L1GG3, prices.class_C
+    message_L1GGM, class_C = prices.message_L1GGM, prices.class_C
     type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
-    sum_NSCL1, fixed_NSC, cut_NS3, left_NPL1L1G, constant_N = lines
+    sum_NSCL1, fixed_NSC, cut_NSM, left_NPL1L1G, constant_N = lines
     limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape
     P, N, A = S // 2, len(constant_N), len(order.stage_A)
@@ -124,9 +124,9 @@ def _vee_walk(
             spent += sum_NSCL1[n, r, c, near] - sum_NSCL1[n, r, c, a]
             spent += sum_NSCL1[n, z, c, b] - sum_NSCL1[n, z, c, far]
             if r:
-                for part in range(3):
-                    spent += cut_NS3[n, r - 1, part] * message_L1GG3[a, before, g, part]
-                    spent += cut_NS3[n, z, part] * message_L1GG3[b, g, before, part]
+                for part in range(cut_NSM.shape[2]):
+                    spent += cut_NSM[n, r - 1, part] * message_L1GGM[a, before, g, part]
+                    spent += cut_NSM[n, z, part] * message_L1GGM[b, g, before, part]
             if spent + left_NPL1L1G[n, r + 1, near, far, g] >= limit:
                 is_ruled_out = True
                 break

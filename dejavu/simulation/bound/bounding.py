@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.bound._balance import balance_seconds
 from dejavu.simulation.bound._plan_family import Faster, Place
-from dejavu.simulation.bound._prefix_sums import BoundProblem, bound_problem
+from dejavu.simulation.bound._prefix_sums import BoundProblem, RankChoices, bound_problem
 from dejavu.simulation.bound.proof import Proof
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
@@ -34,6 +35,7 @@ class SimulatedBound:
     Attributes:
         seconds: the bound; not above the best step that was given, or that was found on the way.
         by_schedule: for each schedule alone, its own plans' bound, up to the best step; inf where it runs no plan.
+        by_ranks: the same for each schedule and number of stages alone, where there are any such plans.
         proved_by: what gave the weakest part of it.
         plan, plan_seconds: a plan faster than the best one given, where one was met; else None, and the step given.
         spent_seconds: processor time of the calling thread.
@@ -43,6 +45,7 @@ class SimulatedBound:
 
     seconds: float
     by_schedule: Mapping[str, float]
+    by_ranks: Mapping[tuple[str, int], float]
     proved_by: Proof
     plan: Plan | None
     plan_seconds: float
@@ -52,6 +55,19 @@ class SimulatedBound:
     @property
     def can_rise(self) -> bool:
         return self.shortfall > 0
+
+    def and_of(self, other: SimulatedBound) -> SimulatedBound:
+        """Return the bound on these plans and on others, under other schedules."""
+        return SimulatedBound(
+            seconds=min(self.seconds, other.seconds),
+            by_schedule={**self.by_schedule, **other.by_schedule},
+            by_ranks={**self.by_ranks, **other.by_ranks},
+            proved_by=min(self, other, key=lambda one: one.seconds).proved_by,
+            plan=min(self, other, key=lambda one: one.plan_seconds).plan,
+            plan_seconds=min(self.plan_seconds, other.plan_seconds),
+            spent_seconds=self.spent_seconds + other.spent_seconds,
+            shortfall=self.shortfall + other.shortfall,
+        )
 
 
 def simulated_lower_bound(
@@ -79,14 +95,26 @@ def simulated_lower_bound(
     return bounding(priced, schedules=schedules, best_seconds=best_seconds, close=close).go_on(budget_seconds)
 
 
-def bounding(priced: PricedProblem, *, schedules: Sequence[str], best_seconds: float, close: float = CLOSE) -> Bounding:
+def bounding(
+    priced: PricedProblem,
+    *,
+    schedules: Sequence[str],
+    best_seconds: float,
+    close: float = CLOSE,
+    choices: RankChoices | None = None,
+    known: Mapping[tuple[str, int], float] | None = None,
+) -> Bounding:
     """The same bound before any time was given to it; see `simulated_lower_bound`.
+
+    Args:
+        known: a bound on plans of a schedule and number of stages, as of `SimulatedBound.by_ranks`.
+        choices: of plans whose ranks have such configurations; None: of all.
 
     Raises:
         InputError: there is no such schedule.
     """
     load_compiled_loops()
-    return Bounding(priced, schedules, best_seconds, close)
+    return Bounding(priced, schedules, best_seconds, close, choices, known or {})
 
 
 @lru_cache(maxsize=1)
@@ -110,14 +138,22 @@ class Bounding:
     It has a place for each schedule and number of ranks, and the best step so far.
     """
 
-    def __init__(self, priced: PricedProblem, schedules: Sequence[str], best_seconds: float, close: float) -> None:
+    def __init__(
+        self,
+        priced: PricedProblem,
+        schedules: Sequence[str],
+        best_seconds: float,
+        close: float,
+        choices: RankChoices | None = None,
+        known: Mapping[tuple[str, int], float] = MappingProxyType({}),
+    ) -> None:
         self._until, self.spent_seconds = 0.0, 0.0
         began = time.thread_time()
-        self.problem: BoundProblem = bound_problem(priced, best_seconds)
+        self.problem: BoundProblem = bound_problem(priced, best_seconds, choices)
         self.schedules = tuple(dict.fromkeys(schedules))
         self.best_seconds, self.close = best_seconds, close
         self.plan: Plan | None = None
-        self.places = self._places()
+        self.places = self._places(known)
         # Few ranks first: they are quickly walked through, and a fast plan among them spares the others most.
         few = [place for place in self.places if place.num_stages <= _FEW_STAGES]
         few.sort(key=lambda place: (place.num_stages, place.bound_seconds))
@@ -149,7 +185,7 @@ class Bounding:
     def is_late(self) -> bool:
         return time.thread_time() > self._until
 
-    def _places(self) -> list[Place]:
+    def _places(self, known: Mapping[tuple[str, int], float]) -> list[Place]:
         L = self.problem.priced.problem.num_layers
         most = self.problem.most_ranks
         balance_P = balance_seconds(self.problem, most)
@@ -157,7 +193,7 @@ class Bounding:
         for name in self.schedules:
             each = named(SCHEDULES, name).stages_per_rank
             for ranks in range(1, min(most, L // each) + 1):
-                bound = min(float(balance_P[ranks - 1]), self.best_seconds)
+                bound = min(max(float(balance_P[ranks - 1]), known.get((name, each * ranks), 0.0)), self.best_seconds)
                 places.append(Place(self.problem, name, each * ranks, bound))
         return places
 
@@ -167,11 +203,12 @@ class Bounding:
 
     def _result(self) -> SimulatedBound:
         places = self.places
-        bounds = dict.fromkeys(self.schedules, np.inf)
+        bounds, by_ranks = dict.fromkeys(self.schedules, np.inf), dict[tuple[str, int], float]()
         for place in places:  # a plan met later is below what was proved before it
             found = (
                 place.bound_seconds if np.isinf(place.bound_seconds) else min(place.bound_seconds, self.best_seconds)
             )
+            by_ranks[place.schedule, place.num_stages] = found * (1.0 - _ROUNDING)
             bounds[place.schedule] = min(bounds[place.schedule], found * (1.0 - _ROUNDING))
         # Of those that are least, the one that took most to prove.
         order = list(Proof)
@@ -179,6 +216,7 @@ class Bounding:
         return SimulatedBound(
             seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
             by_schedule=bounds,
+            by_ranks=by_ranks,
             proved_by=Proof.NO_PLAN if least is None or np.isinf(least.bound_seconds) else least.proved_by,
             plan=self.plan,
             plan_seconds=self.best_seconds,

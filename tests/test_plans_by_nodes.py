@@ -1,0 +1,163 @@
+"""What plans take where messages have to leave nodes: told from their ranks' places, never more than on devices."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.bound.every_plan import every_plan
+from dejavu.binding import Binding, Placement
+from dejavu.cluster import Cluster, Device, load_cluster
+from dejavu.foundation.registry import named
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest
+from dejavu.planning.candidates import simulate_bound
+from dejavu.planning.prices import Prices
+from dejavu.planning.ways import nodes as over_nodes
+from dejavu.planning.ways.nodes import OnItsWay, OverNodes, as_plain
+from dejavu.plans import Plan, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.simulation import simulate_plan
+from dejavu.simulation.bound import simulated_lower_bound
+from dejavu.simulation.bound.bounding import bounding
+from dejavu.workload import Workload
+
+NODES = {
+    "two nodes of two": "- {name: a, count: 2, devices: {type: T4, count: 2}, link: {bandwidth: 100 GB/s}}",
+    "three nodes": "- {name: a, count: 2, devices: {type: T4, count: 1}}\n"
+    "- {name: b, devices: {type: T4, count: 2}, link: {bandwidth: 100 GB/s}}",
+    "two nodes of two types": "- name: a\n  count: 2\n  link: {bandwidth: 100 GB/s}\n"
+    "  devices: [{type: T4, count: 1}, {type: V100-SXM2-16GB, count: 1}]",
+    "a slow node": "- {name: a, devices: {type: T4, count: 2}, link: {bandwidth: 100 GB/s}}\n"
+    "- {name: b, devices: {type: T4, count: 2}, link: {bandwidth: 20 MB/s, latency: 90 us}}",
+}
+SCHEDULES_OF_EACH_KIND = ("1f1b", "interleaved_1f1b", "zbv", "hanayo")
+
+
+def posed(nodes: str, folder: Path, *, replicas: int = 4, speed: str = "200 Mbit/s") -> tuple[Prices, PricedProblem]:
+    text = f"nodes:\n{NODES[nodes]}\nlinks: {{default: {{bandwidth: {speed}, latency: 25 us}}}}\n"
+    (folder / "cluster.yaml").write_text(text)
+    options = {"num_blocks": 3, "width": 256, "num_heads": 4}
+    named_ = {"model": "gpt", "model_options": options, "data": "synthetic", "synthetic": {"num_classes": 256}}
+    sizes = {"sequence_length": 64, "batch_size": 16, "num_microbatches": 4, "trials": {"count": 0}}
+    request = PlanRequest(
+        Workload.model_validate(named_ | sizes),
+        load_cluster(folder / "cluster.yaml"),
+        folder / "profiles_db",
+        Parallelism(max_data_parallel=replicas, max_tensor_parallel=1),
+        schedules=SCHEDULES_OF_EACH_KIND,
+        microbatches=(4,),
+    )
+    prices = Prices(request)
+    return prices, prices.problems(4)[0]
+
+
+def on_some_devices(plan: Plan, cluster: Cluster, rng: np.random.Generator) -> Binding | None:
+    """The plan on devices drawn by lot; None where ranks that came first left no room."""
+    free, placed = list(cluster.devices()), list[Placement]()
+    for rank in range(len(plan.ranks)):
+        one = plan.rank_configuration(rank)
+        of_node = dict[str, list[Device]]()
+        for device in free:
+            if device.type_name == one.device_type:
+                of_node.setdefault(device.host, []).append(device)
+        roomy = [host for host, devices in of_node.items() if len(devices) >= one.devices_per_node]
+        if len(roomy) < one.num_nodes:
+            return None
+        hosts = rng.permutation(roomy)[: one.num_nodes]
+        taken = [device for host in hosts for device in of_node[host][: one.devices_per_node]]
+        free = [device for device in free if device not in taken]
+        placed += [Placement(rank, k, 0, device) for k, device in enumerate(taken)]
+    return Binding(plan, tuple(placed), 0.0, 0.0)
+
+
+def told_apart(binding: Binding, unit: int, *, returns: bool) -> Plan:
+    """The plan with the places on their way that its ranks have."""
+    plan, found, before, place = binding.plan, list[OnItsWay](), None, 0
+    for rank in range(len(plan.ranks)):
+        one = plan.rank_configuration(rank)
+        host = next(placed.device.host for placed in binding.placements if placed.pipeline_rank == rank)
+        here = host if one.num_nodes == 1 else None
+        place = one.devices_per_node // unit + (place if here is not None and here == before else 0)
+        content = {field: getattr(one, field) for field in StageConfiguration.__dataclass_fields__}
+        found.append(OnItsWay(**content, place=place, is_first=returns and rank == 0))
+        before = here
+    rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
+    stages = [replace(stage, configuration=found[rank_of[s]]) for s, stage in enumerate(plan.stages)]
+    return replace(plan, stages=tuple(stages))
+
+
+def seconds_told_apart(told: OverNodes, plan: Plan) -> float:
+    """Its step; inf where the problem does not let it in."""
+    problem, ranks = told.priced.problem, range(len(plan.ranks))
+    of_rank = [problem.index(plan.rank_configuration(rank)) for rank in ranks]
+    if told.choices and not all(told.choices.of(rank, len(ranks))[of_rank[rank]] for rank in ranks):
+        return float("inf")
+    rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
+    messages = []
+    for s, after in enumerate(plan.stages[1:]):
+        a, b = rank_of[s], rank_of[s + 1]
+        ends = (b, a) if a == b + 1 else (a, b)
+        messages.append(problem.transfer_seconds(after.start, *(of_rank[rank] for rank in ends)) / 2)
+    return simulate_plan(told.priced, plan, message_seconds=messages).step_seconds
+
+
+@pytest.mark.parametrize("unit", [1, 2])
+@pytest.mark.parametrize("schedule", SCHEDULES_OF_EACH_KIND)
+@pytest.mark.parametrize("nodes", NODES)
+def test_every_plan_on_any_devices_takes_no_less_than_told_apart(
+    nodes: str, schedule: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unit > 1:
+        monkeypatch.setattr(over_nodes, "MOST_CONFIGURATIONS", 1)
+    prices, priced = posed(nodes, tmp_path)
+    cluster, told, rng = prices.request.cluster, prices.over_nodes(priced, [schedule]), np.random.default_rng(7)
+    assert told is not None
+    unit = min(unit, max(sum(dict(group.devices).values()) for group in cluster.groups))
+    plans, seen = list(every_plan(priced, schedule)), Counter[str]()
+    for k in rng.permutation(len(plans))[:300]:
+        binding = on_some_devices(plans[k], cluster, rng)
+        if binding is None:
+            continue
+        seconds = simulate_bound(priced, binding, cluster).step_seconds
+        own = told_apart(binding, unit, returns=named(SCHEDULES, schedule).stages_per_rank > 1)
+        assert as_plain(own) == plans[k]
+        assert seconds_told_apart(told, own) <= seconds * (1 + 1e-9)
+        seen["compared"] += 1
+        seen["equal"] += seconds_told_apart(told, own) >= seconds * (1 - 1e-9)
+        seen["slower than by types"] += simulate_plan(priced, plans[k]).step_seconds < seconds * (1 - 1e-9)
+        seen["spans"] += any(plans[k].rank_configuration(r).num_nodes > 1 for r in range(len(plans[k].ranks)))
+    assert seen["compared"] >= 50 and seen["slower than by types"] >= 3
+    assert seen["equal"] >= seen["compared"] / 2 or unit > 1
+    assert seen["spans"] or "two nodes" not in nodes
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES_OF_EACH_KIND)
+@pytest.mark.parametrize("nodes", NODES)
+def test_more_is_proved_than_of_plans_by_their_types_and_nothing_false(
+    nodes: str, schedule: str, tmp_path: Path
+) -> None:
+    """Compared with every plan on every choice of single devices."""
+    prices, priced = posed(nodes, tmp_path, replicas=1)
+    cluster, least = prices.request.cluster, np.inf
+    for plan in every_plan(priced, schedule):
+        types = [plan.rank_configuration(rank).device_type for rank in range(len(plan.ranks))]
+        for devices in itertools.permutations(cluster.devices(), len(types)):
+            if [device.type_name for device in devices] == types:
+                placed = tuple(Placement(rank, 0, 0, device) for rank, device in enumerate(devices))
+                bound = Binding(plan, placed, 0.0, 0.0)
+                least = min(least, simulate_bound(priced, bound, cluster).step_seconds)
+    by_types = simulated_lower_bound(priced, schedules=(schedule,), best_seconds=least, budget_seconds=20.0)
+    told = prices.over_nodes(priced, [schedule])
+    assert told is not None
+    found = bounding(
+        told.priced, schedules=(schedule,), best_seconds=least, choices=told.choices, known=by_types.by_ranks
+    ).go_on(20.0)
+    assert by_types.seconds <= found.seconds * (1 + 1e-9)
+    assert 0.98 * least <= found.seconds <= least * (1 + 1e-9)
