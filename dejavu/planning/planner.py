@@ -6,47 +6,41 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.foundation.cores import num_cores
-from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.registry import named
 from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
-from dejavu.planning.bounds import BOUND_SHARE, RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import LONG_WAITING, TIE, Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.loops import load_compiled_loops
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home
+from dejavu.planning.proofs.bounds import BOUND_SHARE, RequestBounds, Tell, quietly
+from dejavu.planning.proofs.none_found import NoneFound
+from dejavu.planning.questions import BASELINES, FURTHER, PROVER, QUICK, Ask, Posed, Question, at_home
 from dejavu.planning.request import PlanRequest
-from dejavu.planning.schedules import under
 from dejavu.planning.ways.both_ways import plans_both_ways
 from dejavu.planning.ways.nodes import as_plain
 from dejavu.planning.ways.slices import plans_in_slices
-from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.plans import Answer, NoPlanError, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
-from dejavu.search.feasible.fit import is_feasible
 from dejavu.simulation.bound import CLOSE, SimulatedBound
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
 from dejavu.workload.slices import slice_lengths
 
-PROVER = "auto"
-FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 REMEMBERED = "remembered"
 MET = "bound"  # found while bounding the simulated step
 FILLED, ONE_NODE = "slow links", "one node"  # found where messages have to leave nodes, or where none has to
 QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
 MOST_POLISHED = 4  # plans whose cuts are moved on their devices
-EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
 
 
 Found = Callable[[float | None, float | None], None]
@@ -92,11 +86,6 @@ class Planner:
         """
         prices = prices or Prices(request, num_forks=self.num_workers if self.forks else 1)
         return _Planning(self, request, prices).choice()
-
-
-# Before and after a proof, which is of plans with one stage on each rank, where no allowed schedule runs such: what
-# would do for the one need not do for the others, whose stages share a rank's memory.
-ONE_STAGE_ALONE = ("with one stage on each rank ", "; no other way fits either, and it may need more")
 
 
 class PlanOptions(TypedDict, total=False):
@@ -179,7 +168,7 @@ class _Planning:
             self._ask([PROVER, *FURTHER], [one for one in priced if self._is_open(one)], 1.0)
         self._compare_other_ways()
         if not self._has_plan:
-            left = [under_gpipe_memory(one) for one in priced if not self._is_proved_empty(one)]
+            left = [under_gpipe_memory(one) for one in priced if not self._none_found.is_proved_empty(one)]
             with self._homes(map(Posed, left)):
                 self._ask(searches, left, 1.0)
         if not self._has_plan:
@@ -318,9 +307,13 @@ class _Planning:
         """
         fitting = [row.best for row in self.rows if row.best is not None]
         if not fitting:
-            raise NoPlanError(*self._why_none())
+            raise NoPlanError(*self._none_found.why())
         best = ranked(fitting)[0]
         return next(row for row in self.rows if row.best is best), best
+
+    @property
+    def _none_found(self) -> NoneFound:
+        return NoneFound(self.request, self.prices, self.simulator, tuple(self.problems), tuple(self.rows), self.looked)
 
     @property
     def _has_bounds(self) -> bool:
@@ -351,7 +344,7 @@ class _Planning:
         row_of = {bound(chosen): self.rows[at]}
         row_of |= {row.best: row for row in reversed(self.rows) if row.best is not None}
         if not (fitting := ranked(one for one in row_of if one.fits)):
-            raise NoPlanError(*self._why_none())
+            raise NoPlanError(*self._none_found.why())
         first, *others = fitting
         others = [one for one in others if self.simulator.waiting(one) > TIE][: MOST_POLISHED - 1]
         settled = {self.simulator.settled(one): row_of[one] for one in (first, *others)}
@@ -368,82 +361,6 @@ class _Planning:
         if is_surely_faster(chosen.step_seconds, chosen.factor, kept.step_seconds, kept.factor):
             return origin, chosen
         return row, kept
-
-    def _why_none(self) -> tuple[Infeasible | NotFound, str]:
-        """Return the answer for the most microbatches, and a sentence about all.
-
-        Infeasible only where it is proved for every problem and every schedule: the searches' proofs cover one stage on
-        each rank; for the other schedules the bound's own search space has to be empty.
-        """
-        request = self.request
-        counts, names = request.counts, ", ".join(request.allowed_schedules)
-        most = plural(counts[-1], "microbatch")
-        others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
-        last = [one for one in self.problems if one.problem.whole_microbatches == counts[-1]]  # on most devices first
-        proved = all(map(self._is_proved_empty, self.problems))
-        if proved and (request.one_stage_a_rank or all(map(self._is_empty, self.problems))):
-            seconds = EXPLAIN_SECONDS / len(last)  # with time for a good sentence
-            answers = [Question(PROVER, one, seconds).answer() for one in last]
-            if isinstance(answers[0], Infeasible) and all(isinstance(one, Infeasible) for one in answers):
-                ways = ("", "") if request.may_run_one_stage_a_rank else ONE_STAGE_ALONE
-                reasons = self._of_parts(last, [f"{ways[0]}{answer}{ways[1]}" for answer in answers])
-                return answers[0], f"in {most}{others}: {reasons}"
-        reasons = self._of_parts(last, [self._why_missed(one, proved) for one in last])
-        found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reasons, 0.0)
-        return found, f"no plan was found under {names} in {most}{others}, which proves nothing: {reasons}"
-
-    def _of_parts(self, problems: Sequence[PricedProblem], reasons: Sequence[str]) -> str:
-        """Say each reason of the part of the cluster that it is of: what fits no stage of one may fit another's."""
-        widths = map(self.prices.widths_of, problems)
-        return "; ".join(f"where {way}, {why}" if way else why for way, why in zip(widths, reasons, strict=True))
-
-    def _why_missed(self, priced: PricedProblem, proved: bool) -> str:
-        """Say why no plan of a problem was found, where not all that could have one is proved to have none."""
-        missed = self._missed(priced)
-        reason = str(missed[-1]) if missed else self._why_none_of_the_found()
-        if proved:
-            return f"with one stage on each rank {reason}; in another way a plan may fit, and none was found"
-        return reason
-
-    def _why_none_of_the_found(self) -> str:
-        """Say why no plan that a search found can be taken: what a schedule asks for, or memory."""
-        found = [(row.priced, row.result.plan) for row in self.rows if row.result is not None]
-        if not any(row.candidates for row in self.rows):
-            for (priced, plan), name in product(found, self.request.allowed_schedules):
-                try:
-                    self.simulator.candidate(priced, under(priced, plan, name))
-                except InputError as error:
-                    return str(error)
-        return "the plans that were found do not fit their memory"
-
-    def _missed(self, priced: PricedProblem) -> list[Infeasible | NotFound]:
-        """Return why the searches that were asked found no plan of this problem; a proof that there is none is last."""
-        asked = self.request.searches or (PROVER, *FURTHER)
-        rows = [row for row in self.rows if row.priced is priced]
-        missed = [row.answer for row in rows if isinstance(row.answer, NotFound) and row.search in asked]
-        return [*missed, *(row.answer for row in rows if isinstance(row.answer, Infeasible))]
-
-    def _is_proved_empty(self, priced: PricedProblem) -> bool:
-        """Return whether a search proved that no plan with one stage on each rank fits."""
-        return any(row.proves_infeasible(priced) for row in self.rows)
-
-    def _is_empty(self, priced: PricedProblem) -> bool:
-        """Return whether it is proved that no plan fits under any allowed schedule."""
-        place = next(place for place, one in enumerate(self.problems) if one is priced)
-        return place in self.looked and has_no_plan(priced, self.looked[place]) and self._fits_no_way(priced)
-
-    def _fits_no_way(self, priced: PricedProblem) -> bool:
-        """Return whether it is proved that no plan of both directions or of slices fits, if such plans may be used.
-
-        Of both directions a rank holds a stage of each copy, with a microbatch of each at least: each stage fits by
-        itself with one. So does one of slices, of which there may be more stages than microbatches.
-        """
-        request, problem = self.request, priced.problem
-        if CHIMERA not in request.allowed_schedules and not request.may_slice:
-            return True
-        most = None if request.may_slice else problem.max_stages
-        alone = replace(problem, num_microbatches=1, num_slices=1, max_stages=most)
-        return is_feasible(alone, EXPLAIN_SECONDS) is False
 
     def _meet(self, bounds: RequestBounds) -> None:
         """Look for a plan under every allowed schedule with the bound's search, where no other search found one.

@@ -125,16 +125,16 @@ class Prices:
         return replace(priced, problem=apart)
 
     @property
-    def has_several_nodes(self) -> bool:
+    def _has_several_nodes(self) -> bool:
         return sum(group.count for group in self.request.cluster.groups) > 1
 
     def in_one_node(self, priced: PricedProblem) -> list[PricedProblem]:
         """Return the problem on each kind of node alone, where there are several nodes."""
-        return inside_one(priced, self.request.cluster) if self.has_several_nodes else []
+        return inside_one(priced, self.request.cluster) if self._has_several_nodes else []
 
     def over_nodes(self, priced: PricedProblem, schedules: Sequence[str]) -> OverNodes | None:
         """Return `over_nodes` of a problem; None where there is one node."""
-        if not self.has_several_nodes:
+        if not self._has_several_nodes:
             return None
         return over_nodes(priced, self.between_nodes(priced), self.request.cluster, schedules)
 

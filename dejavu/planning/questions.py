@@ -15,6 +15,8 @@ from dejavu.search.fan_out import Client, answers
 from dejavu.simulation.bound import Bounding, RankChoices
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
+PROVER = "auto"
+FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; the others start from their plans
 
 

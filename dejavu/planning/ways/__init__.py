@@ -2,4 +2,5 @@
 
 both_ways.py   two copies of the model in opposite directions (Chimera)
 slices.py      sequences in slices (TeraPipe)
+nodes.py       over nodes that fill up, where links between them are slow
 """

@@ -1,9 +1,9 @@
 """Plans by the nodes that their ranks are on: what messages that have to leave a node take.
 
 A problem's messages take the fastest link that two stages may have, which is mostly one inside a node; but a node has
-only so many devices. So configurations are told apart by where on its way over nodes a rank is, and only messages
-between ranks that can be on one node take its links. Bounds on such problems hold for the one that they are of, where
-messages leave their nodes more often than is told; and their plans are its plans.
+only so many devices. So configurations are told apart by how far a rank is on its way over nodes, and only messages
+between ranks that can be on one node take its links. Not all of what that takes is told, and what is left out makes
+plans only faster: bounds on such a problem hold for the problem that it is made of, and its plans are that one's.
 """
 
 from __future__ import annotations
