@@ -38,8 +38,10 @@ from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_d
 from dejavu.planning.candidates import TIE, Candidate, moved_cut, ranked, simulate_bound
 from dejavu.planning.choice import Considered
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.planner import MET, ONE_STAGE_ALONE, PROVER, REMEMBERED, PlanOptions, plan
+from dejavu.planning.planner import MET, REMEMBERED, PlanOptions, plan
 from dejavu.planning.prices import Prices
+from dejavu.planning.proofs.none_found import ONE_STAGE_ALONE
+from dejavu.planning.questions import PROVER
 from dejavu.planning.schedules import cut_evenly, fits, under
 from dejavu.planning.sentences import OTHER_WAYS, short, what_is_likely, what_is_proved, within
 from dejavu.plans import (

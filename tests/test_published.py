@@ -14,8 +14,9 @@ from benchmarks.published.__main__ import outside_percent, row_of, run, run_plan
 from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
-from dejavu.planning import Choice, Planner, PlanRequest, planner
+from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.planning.prices import Prices
+from dejavu.planning.proofs import none_found
 from dejavu.plans import Infeasible
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
@@ -179,7 +180,7 @@ def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) 
 def test_where_no_plan_is_found_it_is_said_what_the_sources_own_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
     training = next(one for one in TRAININGS if one.name == "GPT 530B, full recomputation")
     monkeypatch.setattr(best_plans, "BUDGET_SECONDS", 1.0)
-    monkeypatch.setattr(planner, "EXPLAIN_SECONDS", 1.0)
+    monkeypatch.setattr(none_found, "EXPLAIN_SECONDS", 1.0)
     answer = best_plans._planned(training, limited=True)
     assert not isinstance(answer, Choice)
     row = best_plans.without_plan(training, answer)
