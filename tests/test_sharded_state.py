@@ -99,8 +99,10 @@ def test_plans_count_what_torch_holds(workload: Workload, level: int, replicas: 
     of_one = workload.model_copy(update={"batch_size": workload.batch_size // REPLICAS})
     graph = capture(of_one)
     planned = planned_costs(of_one, graph, configuration).peak_bytes(0, len(graph.layers), 0, 1)
-    # Of one layer all passes, and what passes, are counted at once; of several it is the largest that passes.
-    assert real <= planned <= real * (2.2 if workload.model.endswith("wide") else 1.25)
+    # Of one layer all passes, and what passes, are counted at once; of several it is the largest that passes. Blocks of
+    # 16-bit products are counted wherever they are taken.
+    limit = 2.2 if workload.model.endswith("wide") else 1.25 if workload.dtype == "float32" else 1.3
+    assert real <= planned <= real * limit
 
 
 @every_level

@@ -187,7 +187,7 @@ class _Planning:
             place = self.rows.index(origin)
             self._ask_for_links(searches)
             origin, chosen = self._on_devices(self.rows[place], chosen)
-        if waits:
+        if waits and raised:
             num_rows, raised = len(self.rows), self._raised_by_nodes(raised, chosen)
             if len(self.rows) > num_rows:
                 origin, chosen = self._on_devices(origin, chosen)
@@ -393,7 +393,7 @@ class _Planning:
         for some in kinds:
             told = [(place, self.prices.over_nodes(self.problems[place], some)) for place in places]
             posed = {place: Posed(one.priced, one.choices, raised[place].by_ranks) for place, one in told if one}
-            if not posed:
+            if not posed:  # there is one node, or nothing to raise
                 return raised
             with self._homes(posed.values()) as homes:
                 bounds = RequestBounds(
