@@ -24,7 +24,14 @@ from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation import simulate_plan
+from dejavu.simulation._action_table import action_table
 from dejavu.simulation.bound import simulated_lower_bound
+from dejavu.simulation.bound._chain import table, weights
+from dejavu.simulation.bound._chain_walk import _fill_times
+from dejavu.simulation.bound._dual import back_after, times_of
+from dejavu.simulation.bound._paths import busy_lines, drained_lines, longest_path
+from dejavu.simulation.bound._plan_family import Place
+from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.simulation.bound.bounding import bounding
 from dejavu.workload import Workload
 
@@ -40,22 +47,24 @@ NODES = {
 SCHEDULES_OF_EACH_KIND = ("1f1b", "interleaved_1f1b", "zbv", "hanayo")
 
 
-def posed(nodes: str, folder: Path, *, replicas: int = 4, speed: str = "200 Mbit/s") -> tuple[Prices, PricedProblem]:
+def posed(
+    nodes: str, folder: Path, *, replicas: int = 4, speed: str = "200 Mbit/s", count: int = 4
+) -> tuple[Prices, PricedProblem]:
     text = f"nodes:\n{NODES[nodes]}\nlinks: {{default: {{bandwidth: {speed}, latency: 25 us}}}}\n"
     (folder / "cluster.yaml").write_text(text)
     options = {"num_blocks": 4, "width": 256, "num_heads": 4}
     named_ = {"model": "gpt", "model_options": options, "data": "synthetic", "synthetic": {"num_classes": 256}}
-    sizes = {"sequence_length": 64, "batch_size": 16, "num_microbatches": 4, "trials": {"count": 0}}
+    sizes = {"sequence_length": 64, "batch_size": 16, "num_microbatches": count, "trials": {"count": 0}}
     request = PlanRequest(
         Workload.model_validate(named_ | sizes),
         load_cluster(folder / "cluster.yaml"),
         folder / "profiles_db",
         Parallelism(max_data_parallel=replicas, max_tensor_parallel=1),
         schedules=SCHEDULES_OF_EACH_KIND,
-        microbatches=(4,),
+        microbatches=(count,),
     )
     prices = Prices(request)
-    return prices, prices.problems(4)[0]
+    return prices, prices.problems(count)[0]
 
 
 def on_some_devices(plan: Plan, cluster: Cluster, rng: np.random.Generator) -> Binding | None:
@@ -138,13 +147,14 @@ def test_every_plan_on_any_devices_takes_no_less_than_told_apart(
     assert seen["spans"] or "two nodes" not in nodes
 
 
+@pytest.mark.parametrize("speed", ["200 Mbit/s", "100 Gbit/s"])
 @pytest.mark.parametrize("schedule", SCHEDULES_OF_EACH_KIND)
 @pytest.mark.parametrize("nodes", NODES)
 def test_more_is_proved_than_of_plans_by_their_types_and_nothing_false(
-    nodes: str, schedule: str, tmp_path: Path
+    nodes: str, schedule: str, speed: str, tmp_path: Path
 ) -> None:
     """Compared with every plan on every choice of single devices."""
-    prices, priced = posed(nodes, tmp_path, replicas=1)
+    prices, priced = posed(nodes, tmp_path, replicas=1, speed=speed, count=8)
     cluster, least = prices.request.cluster, np.inf
     for plan in every_plan(priced, schedule):
         types = [plan.rank_configuration(rank).device_type for rank in range(len(plan.ranks))]
@@ -163,3 +173,34 @@ def test_more_is_proved_than_of_plans_by_their_types_and_nothing_false(
     ).go_on(20.0)
     assert known.seconds <= near.seconds * (1 + 1e-9)
     assert 0.98 * least <= near.seconds <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES_OF_EACH_KIND)
+@pytest.mark.parametrize("nodes", NODES)
+def test_what_bounds_count_of_a_plan_is_no_more_than_it_takes(nodes: str, schedule: str, tmp_path: Path) -> None:
+    """Its longest path, every line, and what a walk over plans counts; messages that go back over the ranks, too."""
+    prices, priced = posed(nodes, tmp_path, replicas=1, count=8)
+    cluster, told, rng = prices.request.cluster, prices.over_nodes(priced, [schedule]), np.random.default_rng(3)
+    assert told is not None
+    problem, turned = bound_problem(told.priced, np.inf, told.choices), 0
+    plans = list(every_plan(priced, schedule))
+    for k in rng.permutation(len(plans))[:60]:
+        binding = on_some_devices(plans[k], cluster, rng)
+        if binding is None:
+            continue
+        plan = told_apart(binding, 1, returns=named(SCHEDULES, schedule).stages_per_rank > 1)
+        stop_S = np.array([stage.stop for stage in plan.stages])
+        how_S = np.array([told.priced.problem.index(stage.configuration) for stage in plan.stages])
+        order = action_table(named(SCHEDULES, schedule), len(stop_S), 8)
+        times = times_of(problem.prices, order, stop_S, how_S)
+        walked = np.zeros((len(stop_S), 5)), np.zeros((len(stop_S), 3))
+        _fill_times(problem.prices, order, stop_S, how_S, *walked)
+        assert all(np.allclose(found, known) for found, known in zip(walked, times, strict=True))
+        seconds = seconds_told_apart(told, plan) * (1 + 1e-9)
+        assert longest_path(order, times)[0] <= seconds
+        back_S, alive = back_after(order, problem.prices), Place(problem, schedule, len(stop_S), 0.0)._fitting(order)
+        for line in (*busy_lines(order), *drained_lines(order)):
+            weigh = weights(line.stage_S5, line.cut_S3, np.zeros(len(problem.prices.class_C)), back_S)
+            assert table(problem.prices, weigh, alive).least <= line.seconds(times) * (1 + 1e-9) <= seconds * (1 + 1e-9)
+        turned += back_S is not None and bool(back_S.any())
+    assert turned or schedule == "1f1b"
