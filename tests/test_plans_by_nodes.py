@@ -32,6 +32,7 @@ from dejavu.simulation.bound._dual import back_after, times_of
 from dejavu.simulation.bound._paths import busy_lines, drained_lines, longest_path
 from dejavu.simulation.bound._plan_family import Place
 from dejavu.simulation.bound._prefix_sums import bound_problem
+from dejavu.simulation.bound._vee import pairs, vee_table
 from dejavu.simulation.bound.bounding import bounding
 from dejavu.workload import Workload
 
@@ -197,10 +198,19 @@ def test_what_bounds_count_of_a_plan_is_no_more_than_it_takes(nodes: str, schedu
         _fill_times(problem.prices, order, stop_S, how_S, *walked)
         assert all(np.allclose(found, known) for found, known in zip(walked, times, strict=True))
         seconds = seconds_told_apart(told, plan) * (1 + 1e-9)
-        assert longest_path(order, times)[0] <= seconds
+        longest, path = longest_path(order, times)
+        assert longest <= seconds
         back_S, alive = back_after(order, problem.prices), Place(problem, schedule, len(stop_S), 0.0)._fitting(order)
-        for line in (*busy_lines(order), *drained_lines(order)):
+        alone = np.zeros_like(alive)
+        alone[range(len(stop_S)), how_S, np.append(0, stop_S[:-1]), stop_S] = True
+        for line in (path, *busy_lines(order), *drained_lines(order)):
             weigh = weights(line.stage_S5, line.cut_S3, np.zeros(len(problem.prices.class_C)), back_S)
-            assert table(problem.prices, weigh, alive).least <= line.seconds(times) * (1 + 1e-9) <= seconds * (1 + 1e-9)
+            counted = line.seconds(times)
+            assert table(problem.prices, weigh, alone).least == pytest.approx(counted)
+            assert table(problem.prices, weigh, alive).least <= counted * (1 + 1e-9) <= seconds * (1 + 1e-9)
+            if schedule == "zbv":
+                of_ranks, no_shares = [weigh] * len(plan.ranks), np.empty((0, 0, 0, 0), np.float32)
+                allowed = pairs(problem.prices, of_ranks, alone, np.inf, no_shares)
+                assert vee_table(problem.prices, weigh, alone, allowed).least == pytest.approx(counted)
         turned += back_S is not None and bool(back_S.any())
     assert turned or schedule == "1f1b"
