@@ -22,6 +22,7 @@ from dejavu.cost.priced_problem import links_between
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, Prices
 from dejavu.planning.candidates import messages_of, simulate_bound, sums_of
+from dejavu.planning.choice import Considered
 from dejavu.planning.schedules import fits
 from dejavu.planning.sentences import what_is_proved
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
@@ -165,6 +166,7 @@ def test_a_plan_fits_where_its_stages_find_devices_together(tmp_path: Path) -> N
         plan = Plan(tuple(Stage(k, stop, one) for k, (stop, one) in enumerate(zip(stops, on, strict=True))), "1f1b", 4)
         one = choice.candidate(plan)
         assert one.fits == (one.binding is not None) == (wide < 2), (wide, single)
+        assert ("find no devices" in Considered("bound", one.priced, None, (one,)).failure) == (wide == 2)
         placed += one.fits
     assert placed == 7
 

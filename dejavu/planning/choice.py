@@ -75,6 +75,8 @@ class Considered:
         """Why no candidate can be chosen; empty where one can."""
         if isinstance(self.answer, Infeasible | NotFound):
             return str(self.answer)
+        if self.best is None and self.shown is not None and not self.shown.has_devices:
+            return "its stages find no devices together on the nodes"
         if self.best is None:
             return "its plan does not fit its memory, or its layers are too few, under the schedules that are allowed"
         return ""
