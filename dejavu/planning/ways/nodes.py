@@ -24,6 +24,7 @@ from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation.bound import RankChoices
 
 MOST_CONFIGURATIONS = 250  # told apart, about: tables grow with them
+MOST_MESSAGES = 4_000_000  # that cost something of their own: cuts × kinds of neighbours
 NEVER = 1e3  # times the passes of all layers one after the other: what no plan takes
 
 Mask = NDArray[np.bool_]
@@ -106,7 +107,8 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
     returns = any(named(SCHEDULES, name).stages_per_rank > 1 for name in schedules)
     unit = gcd(*(one.devices_per_node for one in problem.configurations))
     rows = list(_fillings(problem.configurations, families, unit, returns=returns))
-    while len(rows) > MOST_CONFIGURATIONS and unit < max(family.most_devices for family in families.values()):
+    most_devices = max(family.most_devices for family in families.values())
+    while unit < most_devices and not _is_little([one for _, one in rows], problem.num_layers):
         unit *= 2
         rows = list(_fillings(problem.configurations, families, unit, returns=returns))
     ones = [one for _, one in rows]
@@ -120,6 +122,14 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
     joins = np.where(alike, follows, begins[None, :]) | is_first[None, :]
     told = _told_apart(priced, apart, rows, joins, alike & begins[None, :] & ~joins)
     return OverNodes(told, RankChoices(is_first, ~is_first, ~is_first, is_first) if returns else None)
+
+
+def _is_little(ones: Sequence[OnItsWay], num_layers: int) -> bool:
+    """Return whether tables of so many configurations are small enough."""
+    kinds = {(one.device_type, one.num_nodes, one.num_devices, one.data_parallel, one.senders_per_node) for one in ones}
+    places = {(one.place, one.is_first) for one in ones}
+    messages = (num_layers + 1) * (len(kinds) * len(places)) ** 2
+    return len(ones) <= MOST_CONFIGURATIONS and messages <= MOST_MESSAGES
 
 
 def _fillings(
