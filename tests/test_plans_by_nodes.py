@@ -19,7 +19,7 @@ from dejavu.planning import PlanRequest
 from dejavu.planning.candidates import simulate_bound
 from dejavu.planning.prices import Prices
 from dejavu.planning.ways import nodes as over_nodes
-from dejavu.planning.ways.nodes import OnItsWay, OverNodes, as_plain
+from dejavu.planning.ways.nodes import OverNodes, PlacedConfiguration, as_plain
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
@@ -89,14 +89,14 @@ def on_some_devices(plan: Plan, cluster: Cluster, rng: np.random.Generator) -> B
 
 def told_apart(binding: Binding, unit: int, *, returns: bool) -> Plan:
     """The plan with the places on their way that its ranks have."""
-    plan, found, before, place = binding.plan, list[OnItsWay](), None, 0
+    plan, found, before, place = binding.plan, list[PlacedConfiguration](), None, 0
     for rank in range(len(plan.ranks)):
         one = plan.rank_configuration(rank)
         host = next(placed.device.host for placed in binding.placements if placed.pipeline_rank == rank)
         here = host if one.num_nodes == 1 else None
         place = one.devices_per_node // unit + (place if here is not None and here == before else 0)
         content = {field: getattr(one, field) for field in StageConfiguration.__dataclass_fields__}
-        found.append(OnItsWay(**content, place=place, is_first=returns and rank == 0))
+        found.append(PlacedConfiguration(**content, place=place, is_first=returns and rank == 0))
         before = here
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     stages = [replace(stage, configuration=found[rank_of[s]]) for s, stage in enumerate(plan.stages)]

@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class OnItsWay(StageConfiguration):
+class PlacedConfiguration(StageConfiguration):
     """A configuration of a rank that is so far on the way over nodes; unequal to the same one elsewhere.
 
     Attributes:
@@ -124,7 +124,7 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
     return OverNodes(told, RankChoices(is_first, ~is_first, ~is_first, is_first) if returns else None)
 
 
-def _is_little(ones: Sequence[OnItsWay], num_layers: int) -> bool:
+def _is_little(ones: Sequence[PlacedConfiguration], num_layers: int) -> bool:
     """Return whether tables of so many configurations are small enough."""
     kinds = {(one.device_type, one.num_nodes, one.num_devices, one.data_parallel, one.senders_per_node) for one in ones}
     places = {(one.place, one.is_first) for one in ones}
@@ -134,15 +134,15 @@ def _is_little(ones: Sequence[OnItsWay], num_layers: int) -> bool:
 
 def _fillings(
     own: Sequence[StageConfiguration], families: Mapping[str, Family], unit: int, *, returns: bool
-) -> Iterator[tuple[int, OnItsWay]]:
+) -> Iterator[tuple[int, PlacedConfiguration]]:
     """Yield each configuration's number with each place that it may have."""
     for c, one in enumerate(own):
         takes = one.devices_per_node // unit
         upto = takes if one.num_nodes > 1 else max(takes, families[one.device_type].most_devices // unit)
         for place in range(takes, upto + 1):
-            yield c, OnItsWay(**_content(one), place=place)
+            yield c, PlacedConfiguration(**_content(one), place=place)
         if returns:
-            yield c, OnItsWay(**_content(one), place=takes, is_first=True)
+            yield c, PlacedConfiguration(**_content(one), place=takes, is_first=True)
 
 
 def inside_one(priced: PricedProblem, cluster: Cluster) -> list[PricedProblem]:
@@ -158,7 +158,11 @@ def inside_one(priced: PricedProblem, cluster: Cluster) -> list[PricedProblem]:
 
 
 def _told_apart(
-    priced: PricedProblem, apart: PricedProblem, rows: Sequence[tuple[int, OnItsWay]], joins: Mask, leaves: Mask
+    priced: PricedProblem,
+    apart: PricedProblem,
+    rows: Sequence[tuple[int, PlacedConfiguration]],
+    joins: Mask,
+    leaves: Mask,
 ) -> PricedProblem:
     """Return the problem with these configurations, messages as they have to go, and none where they can go no way."""
     which, B = [c for c, _ in rows], priced.problem.num_microbatches
