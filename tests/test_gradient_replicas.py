@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gradients.in_process import Replicated, train
+from benchmarks.operators.losses import found_job
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.init import Draw
@@ -157,6 +158,19 @@ def test_weights_that_fsdp_does_not_take_are_trained_with_the_others() -> None:
     for (workload, level), found in zip([*cases, (mean, 1)], trained, strict=True):
         tolerance = TOLERANCE if workload is mean else BFLOAT16_TOLERANCE
         assert found.losses == pytest.approx(train_single(workload, DRAW, range(4)), abs=tolerance), level
+
+
+@pytest.mark.integration
+def test_hooks_of_weights_change_the_gradients_of_split_weights_too() -> None:
+    """Sharded over replicas, over devices that share a layer, and where the backward pass comes in parts."""
+    workload = with_rule("mean", **{**SINGLE, "model": "tests.own_models:masked"})
+    ways = [("1f1b", one_device(2, zero_level=level)) for level in (1, 2, 3)]
+    ways += [("zbv", one_device(2, zero_level=1)), ("1f1b", one_device(1, 2))]
+    jobs = [found_job(workload, name, (0, 5) if name == "1f1b" else (0, 2, 5), [way]) for name, way in ways]
+    assert jobs[-1].binding.plan.splits
+    for way, one, found in zip(ways, jobs, train_all(jobs), strict=True):
+        expected = train_single(one.workload, one.draw, range(one.last_step))
+        assert found.losses == pytest.approx(expected, abs=TOLERANCE), way
 
 
 @pytest.mark.integration

@@ -65,7 +65,8 @@ def spread(
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
     at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again. Weights
-    of a single number stay whole, and their gradients are the stage's to sum.
+    of a single number stay whole, and their gradients are the stage's to sum. Hooks of weights see the gradients of
+    what is gathered.
 
     Args:
         computes_in: what FSDP shards are float32 masters of the trained weights, which it gathers in this type, and
@@ -89,6 +90,7 @@ def spread(
     if configuration.shards_state:
         reduced_in = None if computes_in is None else torch.float32
         policy = MixedPrecisionPolicy(computes_in, reduced_in, cast_forward_inputs=False)
+        hooked = [(layer, _hooks(layer)) for layer in module.children()]
         if computes_in is not None:
             _widen(module)
         _in_rows(module)
@@ -99,6 +101,9 @@ def spread(
             )
             sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+        for layer, hooks in hooked:
+            if hooks:
+                layer.register_forward_pre_hook(_Rehooked(hooks))
 
 
 def _widen(module: nn.Module) -> None:
@@ -115,6 +120,33 @@ def _in_rows(module: nn.Module) -> None:
     for one in module.parameters():
         if not isinstance(one, DTensor):
             one.data = one.data.contiguous()
+
+
+_Hook = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def _hooks(layer: nn.Module) -> dict[str, list[_Hook]]:
+    """Return the hooks of a layer's weights that FSDP shards, by their names; of a split layer some are the split's."""
+    named = {name: list((one._backward_hooks or {}).values()) for name, one in layer.named_parameters() if one.dim()}
+    return {name: hooks for name, hooks in named.items() if hooks}
+
+
+class _Rehooked:
+    """Before a layer's forward pass, hooks what FSDP has just gathered as its weights were: gradients go there.
+
+    FSDP makes the weights that it gathers in the first pass, and keeps them.
+    """
+
+    def __init__(self, hooks: dict[str, list[_Hook]]) -> None:
+        self._hooks, self._hooked = hooks, dict[str, nn.Parameter]()
+
+    def __call__(self, layer: nn.Module, inputs: object) -> None:
+        for name, hooks in self._hooks.items():
+            gathered = layer.get_parameter(name)
+            if self._hooked.get(name) is not gathered:
+                self._hooked[name] = gathered
+                for hook in hooks:
+                    gathered.register_hook(hook)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:

@@ -70,6 +70,8 @@ def _placed(whole: nn.Parameter, dim: int | None, mesh: DeviceMesh) -> nn.Parame
     made = nn.Parameter(part, requires_grad=whole.requires_grad)
     if made.requires_grad:
         made.register_hook(partial(_as_its_weight, placements=place))
+        for hook in (whole._backward_hooks or {}).values():
+            made.register_hook(partial(_as_a_whole, hook=hook))
     return made
 
 
@@ -78,6 +80,15 @@ def _as_its_weight(gradient: torch.Tensor, placements: list[Placement]) -> torch
     if isinstance(gradient, DTensor) and list(gradient.placements) != placements:
         return gradient.redistribute(placements=placements)
     return gradient
+
+
+def _as_a_whole(gradient: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor | None:
+    """Give a weight's own hook the whole gradient, and split again what it returns."""
+    if not isinstance(gradient, DTensor):
+        return hook(gradient)
+    found = hook(gradient.full_tensor())
+    mesh, placements = gradient.device_mesh, gradient.placements
+    return None if found is None else distribute_tensor(found, mesh, placements, src_data_rank=None)
 
 
 class _AllDistributed(TorchFunctionMode):
