@@ -133,20 +133,24 @@ def on_fixed(*, layer: int | None) -> nn.Sequential:
 
 
 class Tempered(nn.Module):
-    """A linear map whose matrix is not row by row, times a single number; a table of places, which is never trained."""
+    """A linear map whose matrix is not row by row, times a single number; a table of places, which is never trained.
+
+    And positions before the others, of which there are none.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, width).t() / width**0.5)
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.places = nn.Parameter(torch.arange(width).flip(0)[None], requires_grad=False)
+        self.before = nn.Parameter(torch.zeros(0, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x[:, self.places[0]] @ self.weight) * self.temperature
+        return torch.tanh(x[:, self.places[0]] @ self.weight + self.before.sum(0)) * self.temperature
 
 
 def tempered() -> nn.Sequential:
-    """Four layers; in the middle weights that FSDP does not take: of no dimension, and transposed."""
+    """Four layers; in the middle weights that FSDP does not take: of no dimension, without a number, transposed."""
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), Tempered(16), Tempered(16), nn.Linear(16, 10))
 
 

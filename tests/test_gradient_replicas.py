@@ -148,7 +148,7 @@ SINGLE = {"model": "tests.own_models:tempered", "model_options": {}, "batch_size
 
 @pytest.mark.integration
 def test_weights_that_fsdp_does_not_take_are_trained_with_the_others() -> None:
-    """Single numbers and transposed matrices, at ZeRO levels: the losses of one process, or of whole gradients."""
+    """Single numbers, nothing at all, transposed matrices, at ZeRO levels: the losses of one process."""
     mean = with_rule("mean", **SINGLE)
     adam = OptimizerSettings(master_weights=True, clip_norm=0.5)
     masters = mean.model_copy(update={"dtype": "bfloat16", "optimizer": adam})

@@ -91,6 +91,8 @@ def spread(
         reduced_in = None if computes_in is None else torch.float32
         policy = MixedPrecisionPolicy(computes_in, reduced_in, cast_forward_inputs=False)
         hooked = [(layer, _hooks(layer)) for layer in module.children()]
+        for one in (one for one in module.parameters() if not one.numel()):
+            one.requires_grad_(False)  # there is nothing to train, and FSDP cannot reduce a gradient without a number
         if computes_in is not None:
             _widen(module)
         _in_rows(module)
