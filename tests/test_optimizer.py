@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.cost._memory_rank import allocator_peak_bytes
+from dejavu.cost.memory import ONE_BY_ONE_TENSORS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.replicas import clip_gradients
 from dejavu.workload import OptimizerSettings
 
 SETTINGS = {"learning_rate": 1e-2, "weight_decay": 0.3}
+SCALARS = 256  # bytes of single numbers
 
 
 def network() -> nn.Sequential:
@@ -85,3 +90,23 @@ def test_a_rank_clips_as_torch_does(most: float) -> None:
     assert found == pytest.approx(float(nn.utils.clip_grad_norm_(theirs.parameters(), most)))
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 5), (20_000,), (4_000, 1), (1, 4_000), (50, 70), (3, 5, 7, 11)], ids=str)
+def test_clipping_takes_no_more_memory_than_plans_count(shape: tuple[int, ...]) -> None:
+    """At most one weight's gradient at once, as SGD's steps do; the norm is float64's."""
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.empty(shape)) for _ in range(3)]
+    for weight in weights:
+        weight.grad = torch.randn(shape)
+    expected = math.sqrt(sum(float(one.grad.double().square().sum()) for one in weights if one.grad is not None))
+    found = list[float]()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        taken = allocator_peak_bytes(
+            lambda: found.append(clip_gradients(weights, weights, 1, 0.5, torch.device("cpu")))
+        )
+    finally:
+        dist.destroy_process_group()
+    assert found[0] == pytest.approx(expected, rel=1e-5)
+    assert taken <= 4 * ONE_BY_ONE_TENSORS["sgd"] * weights[0].numel() + SCALARS
