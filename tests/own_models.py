@@ -842,7 +842,20 @@ class WithState(nn.Linear):
         pass
 
 
+class OnNeighbours(nn.Linear):
+    """Mixes features by a table of neighbours, as layers of graphs do."""
+
+    def __init__(self, made: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(16, 16)
+        self.register_buffer("neighbours", made(torch.eye(16).roll(1, 0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.neighbours @ super().forward(x).t()).t()
+
+
 MISFITS: dict[str, Callable[[], nn.Module]] = {
+    "sparse tables": lambda: OnNeighbours(torch.Tensor.to_sparse),
+    "sparse tables by rows": lambda: OnNeighbours(torch.Tensor.to_sparse_csr),
     "a state of its own": lambda: WithState(16, 16),
     "such a state inside": lambda: nn.Sequential(nn.ReLU(), WithState(16, 16)),
     "statistics of all ranks": lambda: nn.SyncBatchNorm(16),

@@ -120,8 +120,8 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
     """Build a layer with weights of this dtype.
 
     Raises:
-        CaptureError: it makes some in float64 or complex, whatever the dtype, or has a state that is no tensor's, or
-            norms that talk to all ranks, or embeddings with sparse gradients or a max_norm.
+        CaptureError: it makes some in float64 or complex, whatever the dtype, or has a sparse tensor, or a state that
+            is no tensor's, or norms that talk to all ranks, or embeddings with sparse gradients or a max_norm.
     """
     module = builder.build()
     for name, one in module.named_parameters():
@@ -130,6 +130,12 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
                 f"layer {builder.name!r}: {name!r} is in {str(one.dtype).removeprefix('torch.')}; wanted weights "
                 "without a type of their own, or in float32: they are trained in the workload's dtype, "
                 f"{str(dtype).removeprefix('torch.')}"
+            )
+    for name, one in (*module.named_parameters(), *module.named_buffers()):
+        if one.layout is not torch.strided:
+            raise CaptureError(
+                f"layer {builder.name!r}: {name!r} is a sparse tensor, which checkpoints and messages do not take; "
+                "wanted a dense one, or its indices and values, of which forward makes it"
             )
     for name, part in module.named_modules():
         if misfit := _misfit(part):
