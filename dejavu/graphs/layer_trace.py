@@ -131,8 +131,8 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
                 "without a type of their own, or in float32: they are trained in the workload's dtype, "
                 f"{str(dtype).removeprefix('torch.')}"
             )
-    for name, one in (*module.named_parameters(), *module.named_buffers()):
-        if one.layout is not torch.strided:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout is not torch.strided:
             raise CaptureError(
                 f"layer {builder.name!r}: {name!r} is a sparse tensor, which checkpoints and messages do not take; "
                 "wanted a dense one, or its indices and values, of which forward makes it"
