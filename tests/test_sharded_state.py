@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -20,11 +22,13 @@ from dejavu.init import Draw
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.replicas import spread
-from dejavu.runtime.state import MASTER, gather_state, local_of, own_part, restore_state
+from dejavu.runtime.splits import carry_out
+from dejavu.runtime.state import MASTER, State, gather_state, local_of, own_part, restore_state
 from dejavu.runtime.training import Layers, build_layers
-from dejavu.workload import Workload
+from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
+from tests.own_models import Tempered
 from tests.test_memory import WORKLOADS, small
 
 REPLICAS, MICROBATCHES, STEPS = 2, 3, 3
@@ -130,6 +134,51 @@ def test_masters_come_and_go_with_the_state(name: str, level: int, replicas: Dev
             )
             assert held.dtype == known[one].dtype
             assert torch.equal(local_of(held), own_part(wanted, held).to(held.dtype))
+
+
+@pytest.mark.parametrize("where", ["split", "on another device"])
+@pytest.mark.parametrize(
+    "settings",
+    [OptimizerSettings(), OptimizerSettings(name="sgd", momentum=0.9), OptimizerSettings(name="sgd", momentum=0.0)],
+    ids=["adamw", "momentum", "sgd"],
+)
+def test_restored_moments_are_where_torch_makes_them(
+    settings: OptimizerSettings, where: str, replicas: DeviceMesh
+) -> None:
+    """Of single numbers, too: whole, on the weights' device, or distributed over the devices that share a layer."""
+
+    def trained(known: State | None) -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = nn.Sequential(Tempered(16), Tempered(16))
+        if known is not None and where == "split":
+            for layer in module:
+                carry_out(layer, {"weight": 1}, replicas["shard"])
+        elif known is not None:
+            module.to("meta")
+        optimizer = make_optimizer(settings, module.parameters())
+        if known:
+            restore_state(module, optimizer, known)
+        else:
+            step(module, optimizer)
+        return module, optimizer
+
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        x = torch.ones(3, 16, device=next(module.parameters()).device)
+        module(x).square().sum().backward()
+        optimizer.step()
+
+    def found(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Any]:
+        return {
+            (name, what): (type(value), value.device, value.shape, value.dtype)
+            for name, one in module.named_parameters()
+            for what, value in optimizer.state.get(one, {}).items()
+            if value is not None
+        }
+
+    restored = trained(gather_state(*trained(None)))
+    expected = trained({})
+    assert found(*restored) == found(*expected)
+    step(*restored)
+    assert found(*restored) == found(*expected)
 
 
 def step_once(workload: Workload, module: Layers) -> torch.optim.Optimizer:

@@ -39,6 +39,7 @@ MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
 MASTER = "master"  # the key of a weight's float32 master in the optimizer's state and in checkpoints
 USED = "used"  # the key of what says that a weight had a gradient, where the optimizer knows nothing else of it
+_COUNTS = ("step", USED)  # of a weight's state what is no tensor like the weight; torch keeps it on the CPU
 OF_ALL = "*"  # the key of what an optimizer's state has of all weights together
 KEPT = 2  # the last ones; and the best, of those that were evaluated on what is held out
 State = dict[str, torch.Tensor]
@@ -110,7 +111,9 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         if name in masters:
             found.pop(MASTER, None)
         if found:
-            optimizer.state[parameter] = {what: _like(value, parameter, optimizer) for what, value in found.items()}
+            optimizer.state[parameter] = {
+                what: value if what in _COUNTS else _like(value, parameter, optimizer) for what, value in found.items()
+            }
     besides: Remembers | None = getattr(module, "besides", None)
     if besides is not None:
         besides.recall(state)
@@ -180,9 +183,7 @@ def moment_like(parameter: torch.nn.Parameter, dtype: torch.dtype, optimizer: to
 
 
 def _like(whole: torch.Tensor, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """Shard a moment of the optimizer, or a master, as its weight is."""
-    if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
-        return whole
+    """Shard a moment of the optimizer, or a master, as its weight is, and place it where that is."""
     moment = moment_like(parameter, whole.dtype, optimizer)
     local_of(moment).copy_(own_part(whole, moment))
     return moment
