@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from dejavu.launch.launcher import LaunchError, RankError, _failed, launch
 from dejavu.launch.preflight import check_spreading
 from dejavu.launch.torchrun import torchrun_words
 from dejavu.launch.watchdog import waits
+from dejavu.migration.launching import launch_changing
 from dejavu.migration.training import ChangingTraining
 from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
@@ -37,6 +39,7 @@ from dejavu.runtime.state import checkpoint_step, complete_checkpoints, first_no
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
+from tests.changing import running_problem
 from tests.conftest import TINY
 from tests.launching import job_of, largest_difference, once, ranks, runtime_processes
 from tests.waiting import PATIENCE_SECONDS
@@ -207,6 +210,34 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(long: Workload, s
     result = launch(replace(job, last_step=step + 10))
     assert result.resumed_from_step == step
     assert result.losses == pytest.approx(train_single(endless, job.draw, range(step + 10)), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [(KeyboardInterrupt, False), (DejavuError, True)],
+    ids=["interrupted", "failed, under a plan that may change"],
+)
+def test_what_ranks_were_writing_when_a_training_was_ended_is_removed(
+    error: type[BaseException], changes: bool, tmp_path: Path
+) -> None:
+    """Nothing else would: a training that nobody resumes kept it for ever, and it is as large as a checkpoint."""
+    endless = TINY.model_copy(update={"num_steps": 2000, "checkpoint_every": 5})
+    job = job_of(endless, tmp_path, (2,))
+
+    def end() -> None:
+        while not complete_checkpoints(job.checkpoints):
+            time.sleep(0.01)
+        for name in ("step-00009998.partial", "step-00009999"):  # before the files were renamed, and before the marker
+            (job.checkpoints / name).mkdir()
+        raise error
+
+    names = [builder.name for builder in layers_of(endless)]
+    running = running_problem(names, ("localhost",), endless.num_microbatches, per_host=2)
+    begin = partial(launch_changing, running=running) if changes else launch
+    with pytest.raises(error):
+        begin(job, on_step=once(end, 0))
+    kept = complete_checkpoints(job.checkpoints)
+    assert kept and sorted(job.checkpoints.iterdir()) == kept
 
 
 def test_a_disk_without_a_byte_left_is_told_by_who_needs_none_to_say_it(long: Workload, small_disk: Path) -> None:

@@ -86,6 +86,7 @@ def launch(
     finally:
         if agents:
             agents.end()
+            remove_unfinished(job)
         pulse.end()
     if code or not job.result_path.exists():
         raise _failed(job, code)
@@ -169,6 +170,13 @@ def first_said(job: TrainingJob) -> str:
 def _unsaid(job: TrainingJob) -> str:
     """Say what is known where nothing could be written: as a rule that the disk is full."""
     return f"no rank could write why: the disk of {job.folder} has {shutil.disk_usage(job.folder).free:,} bytes free"
+
+
+def remove_unfinished(job: TrainingJob) -> None:
+    """Delete the checkpoint that ranks were writing when they were ended."""
+    from dejavu.runtime.state import remove_incomplete_checkpoints  # as in `_kept`
+
+    remove_incomplete_checkpoints(job.checkpoints)
 
 
 def _kept(job: TrainingJob) -> str:

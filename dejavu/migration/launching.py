@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.foundation.dask_workers import workers_of
-from dejavu.launch.launcher import OnLoss
+from dejavu.launch.launcher import OnLoss, remove_unfinished
 from dejavu.launch.preflight import check_devices, check_hosts
 from dejavu.launch.rendezvous import Host, Pulse, is_here, look_at_host, look_at_hosts, look_here, match_workers
 from dejavu.launch.warm import LocalHost, StartsAgent, WarmHosts
@@ -76,6 +76,7 @@ def launch_changing(
             return training.run()
         finally:
             warm.close()
+            remove_unfinished(job)
     finally:
         pulse.end()
 

@@ -252,8 +252,8 @@ def save_checkpoint(folder: Path, step: int, state: State, held_out_loss: float 
     final = folder / f"step-{step:08d}"
     aside = folder / f"step-{step:08d}.partial"
     if dist.get_rank() == 0:
-        for stale in (*folder.glob("step-*.partial"), final):  # also what an attempt that was killed began elsewhere
-            shutil.rmtree(stale, ignore_errors=True)
+        remove_incomplete_checkpoints(folder)  # also what an attempt that was killed began elsewhere
+        shutil.rmtree(final, ignore_errors=True)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -313,6 +313,13 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
     found = (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
     return sorted((path for path in found if (path / MARKER).exists()), key=named_step)
+
+
+def remove_incomplete_checkpoints(folder: Path) -> None:
+    """Delete what ranks that have ended were writing: without its marker it is no checkpoint, and takes its space."""
+    for path in folder.glob("step-*"):
+        if not (path / MARKER).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def named_step(checkpoint: Path | str) -> int:
