@@ -25,6 +25,8 @@ TASK_RUNS = "prefect.task_runs"
 RUN_LOGGERS = ("prefect.flow_runs", TASK_RUNS)
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
+TERMINATION = "Execution was aborted by a termination signal"  # likewise
+ENDED_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
 DISK |= {errno.EISDIR, errno.ENOTDIR, errno.EEXIST}  # a folder where a file belongs, or the other way round
 
@@ -33,26 +35,27 @@ def ending(command: Callable[[], None], project: Path) -> None:
     """Run a command; a mistake in the user's input prints one sentence and exits with code 2, a failure with code 1.
 
     A full or read-only disk is a failure, too, and a folder in the place of a file.
-    On an interrupt, print what is kept, and the line that goes on.
+    On an interrupt or SIGTERM, print what is kept, and the line that goes on.
     """
     try:
         command()
     except KeyboardInterrupt:
         _say_interrupted(project)
-        sys.exit(INTERRUPTED)
+        sys.exit(_interrupts.code)
     except Exception as error:
         if _interrupts.came or was_interrupted(error):  # what is interrupted may fail in its own words
             _say_interrupted(project)
-            sys.exit(INTERRUPTED)
+            sys.exit(_interrupts.code)
         sentence = _sentence_of(error, project)
         if sentence is None:
             raise
         print(sentence, file=sys.stderr)
         sys.exit(INPUT_ERROR if isinstance(error, InputError) else FAILURE)
     except SystemExit as ended:  # typer makes an exit code of an interrupt
-        if ended.code == INTERRUPTED:
-            _say_interrupted(project)
-        raise
+        if ended.code != INTERRUPTED:
+            raise
+        _say_interrupted(project)
+        sys.exit(_interrupts.code)
 
 
 def _sentence_of(error: Exception, project: Path) -> str | None:
@@ -94,19 +97,35 @@ _trainings: list[Path] = []  # of this process
 
 
 class _Interrupts:
-    """The first Ctrl-C is an exception, the second the end."""
+    """The first Ctrl-C or SIGTERM is an exception, the second the end."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.number: signal.Signals | None = None  # of the first; None: none came
+
+    @property
+    def came(self) -> bool:
+        return self.number is not None
+
+    @property
+    def how(self) -> str:
+        return ENDED_BY[self.number or signal.SIGINT]
+
+    @property
+    def code(self) -> int:
+        """The exit code that shells give to a process that such a signal ended."""
+        return 128 + (self.number or signal.SIGINT)
 
     def first(self, number: int, frame: object) -> None:
-        self.came = True
-        signal.signal(signal.SIGINT, self.second)
+        self.number = self.number or signal.Signals(number)
+        for one in ENDED_BY:
+            if signal.getsignal(one) == self.first:
+                signal.signal(one, self.second)
         raise KeyboardInterrupt
 
     def second(self, number: int, frame: object) -> None:
-        os.write(sys.stderr.fileno(), b"interrupted again: ended at once; what was measured, tried and saved is kept\n")
-        os._exit(INTERRUPTED)
+        said = f"{ENDED_BY[signal.Signals(number)]} again: ended at once; what was measured, tried and saved is kept\n"
+        os.write(sys.stderr.fileno(), said.encode())
+        os._exit(self.code)
 
     def unheard(self, what: sys.UnraisableHookArgs) -> None:
         """Raise an interrupt once more that came where Python drops exceptions, as in a library's callback."""
@@ -126,6 +145,9 @@ _interrupts = _Interrupts()
 def end_at_once_when_interrupted_again() -> None:
     """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends.
 
+    So is the first SIGTERM, by which a batch system or `kill` ends a command: Prefect's flows, which have a handler of
+    their own, hand it on to this one.
+
     While Python takes itself down, after all threads and what was to be done at the end, a Ctrl-C changes nothing: the
     exit code is that of the first.
     """
@@ -133,10 +155,20 @@ def end_at_once_when_interrupted_again() -> None:
         signal.signal(signal.SIGINT, _interrupts.first)
         sys.unraisablehook = _interrupts.unheard
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is done last
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupts.first)
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_DFL)  # what hangs there can be ended
+        os.register_at_fork(after_in_child=_as_before)
+
+
+def _as_before() -> None:
+    """End a fork by SIGTERM as any process: what it would raise is of its parent."""
+    if signal.getsignal(signal.SIGTERM) in (_interrupts.first, _interrupts.second):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _say_interrupted(project: Path) -> None:
-    print("interrupted; what was measured, tried and saved is kept", file=sys.stderr)
+    print(f"{_interrupts.how}; what was measured, tried and saved is kept", file=sys.stderr)
     if not _trainings:
         print("the same command goes on from there", file=sys.stderr)
     else:
@@ -169,14 +201,23 @@ def interrupts_as_such() -> Iterator[None]:
     except Exception as error:
         if was_interrupted(error):
             raise KeyboardInterrupt from error
+        if (terminated := _termination(error)) is not None:
+            raise terminated from None  # as which Prefect takes it, and hands it on
         raise
+
+
+def _termination(error: BaseException | None) -> BaseException | None:
+    """Return Prefect's exception for a SIGTERM that this one was raised upon: it may fail at it in its own words."""
+    while error is not None and type(error).__name__ != "TerminationSignal":
+        error = error.__context__
+    return error
 
 
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
-    So are a full or read-only disk, a server of Prefect that does not answer any more, and parameters that a flow does
-    not take.
+    So are SIGTERM, a full or read-only disk, a server of Prefect that does not answer any more, and parameters that a
+    flow does not take.
 
     Nor is a task's end logged, where it only completed.
 
@@ -186,6 +227,7 @@ class Sentences(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._said: BaseException | None = None
+        self._is_ended = False
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
@@ -202,6 +244,10 @@ class Sentences(logging.Filter):
             record.exc_info, record.exc_text = None, None
         elif isinstance(record.msg, str) and INTERRUPT in record.getMessage():
             return False  # each task and flow says it twice, and the command says it at the end
+        elif isinstance(record.msg, str) and TERMINATION in record.getMessage():
+            is_first, self._is_ended = not self._is_ended, True
+            record.msg, record.args = ENDED_BY[signal.SIGTERM], ()
+            return is_first
         elif isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
             said = record.getMessage()
             # A line for every completed task says nothing that the next line does not. Of one that failed its flow says

@@ -513,7 +513,6 @@ PLACES_IN_THE_ENGINE = (  # of Prefect's, where an interrupt may come
 )
 INTERRUPTED_IN_TURN = """
 import os, signal, sys
-from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from unittest.mock import patch
@@ -539,9 +538,12 @@ with use_temporary_server(Path.cwd()) as server:
             return outer()
 
     endings.without_tracebacks()
-    for place in sys.argv[1:]:
+    number = signal.Signals[sys.argv[1]]
+    for place in sys.argv[2:]:
         endings._interrupts = endings._Interrupts()
+        endings._SENTENCES.__init__()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         endings.end_at_once_when_interrupted_again()
         owner, _, name = ("prefect." + place).rpartition(".")
         owner = resolve_name(owner)
@@ -550,13 +552,15 @@ with use_temporary_server(Path.cwd()) as server:
         def interrupted(*arguments, **named):
             with patch.object(owner, name, real):
                 if not endings._interrupts.came:
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), number)
                 return real(*arguments, **named)
 
-        with patch.object(owner, name, interrupted), suppress(SystemExit):
+        with patch.object(owner, name, interrupted):
             print(place, file=sys.stderr, flush=True)
-            endings.ending(whole, Path.cwd())
-            print("not interrupted", file=sys.stderr)
+            try:
+                endings.ending(whole, Path.cwd())
+            except SystemExit as ended:
+                print(ended.code, file=sys.stderr, flush=True)
     from prefect.client.orchestration import get_client
     states = {run.state_name for run in get_client(sync_client=True).read_flow_runs()}
     print(*states)
@@ -582,11 +586,16 @@ def test_an_interrupt_that_a_library_drops_ends_what_begins_next(monkeypatch: py
 
 
 @pytest.mark.integration
-def test_an_interrupt_anywhere_in_prefect_s_engine_ends_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "how", "code"), [("SIGINT", "interrupted", 130), ("SIGTERM", "ended by SIGTERM", 143)]
+)
+def test_a_signal_anywhere_in_prefect_s_engine_ends_the_command(
+    number: str, how: str, code: int, tmp_path: Path
+) -> None:
     """The engine fails in its own words at some of these places; neither they nor a traceback are shown."""
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TURN)
     done = subprocess.run(
-        [sys.executable, "interrupted.py", *PLACES_IN_THE_ENGINE],
+        [sys.executable, "interrupted.py", number, *PLACES_IN_THE_ENGINE],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -596,11 +605,45 @@ def test_an_interrupt_anywhere_in_prefect_s_engine_ends_the_command(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["Crashed"]
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
-    ends = ["interrupted; what was measured, tried and saved is kept", "the same command goes on from there"]
+    ends = [f"{how}; what was measured, tried and saved is kept", "the same command goes on from there", str(code)]
     assert [line for line in said if "| ERROR" not in line] == [
         line for place in PLACES_IN_THE_ENGINE for line in (place, *ends)
     ]
-    assert {line.rpartition(" - ")[2] for line in said if "| ERROR" in line} <= {"interrupted"}
+    assert {line.rpartition(" - ")[2] for line in said if "| ERROR" in line} <= {how}
+
+
+def test_a_termination_ends_a_command_in_a_sentence_and_its_forks_at_once(tmp_path: Path) -> None:
+    (tmp_path / "terminated.py").write_text(
+        """
+import os, signal, time
+from pathlib import Path
+from flows.endings import end_at_once_when_interrupted_again, ending
+
+def command():
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+end_at_once_when_interrupted_again()
+ending(command, Path.cwd())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "terminated.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 128 + signal.SIGTERM and done.stdout == f"{-signal.SIGTERM}\n"
+    assert done.stderr == (
+        "ended by SIGTERM; what was measured, tried and saved is kept\nthe same command goes on from there\n"
+    )
 
 
 AFTER_THE_CALLBACK = {
