@@ -28,6 +28,7 @@ from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
 from dejavu.runtime.job import job_to_resume, prepared_job
 from dejavu.runtime.job.resume import earlier_training
+from dejavu.runtime.process.failures import Failure, write_failure
 from dejavu.runtime.worker import tell as tell_step
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
@@ -280,6 +281,28 @@ def test_a_training_whose_command_has_ended_is_not_said_to_run(
     later = (folder / "stopped").stat().st_mtime + 1
     os.utime(folder / "progress.jsonl", (later, later))  # by ranks of `dejavu launch`
     assert "it runs if `dejavu launch` started it" in status_lines(status_of(tmp_path))[1]
+
+
+@pytest.mark.parametrize("exit_code", [1, -9])
+@pytest.mark.parametrize("attempts", [0, 2])
+@pytest.mark.parametrize("error", ["DivergedError: the loss of step 3 is nan", "CheckpointError: no space left"])
+def test_a_training_that_failed_by_itself_says_at_what(
+    error: str, attempts: int, exit_code: int, tmp_path: Path
+) -> None:
+    """Resumed, one that diverged would end at the same; the advice stood beside an error that says so."""
+    folder = prepared(tmp_path, 5)
+    beat = folder / "heartbeats" / "0.beat"
+    beat.parent.mkdir()
+    beat.write_text(f"{attempts} 4 1")
+    (folder / f"error-{attempts}-1.txt").write_text("rank 1 has lost rank 0" if exit_code < 0 else f"rank 1: {error}")
+    write_failure(folder, Failure(attempts, 0 if exit_code < 0 else 1, (0,), "alpha", exit_code))
+    (folder / "stopped").touch()
+    failed = status_lines(status_of(tmp_path))[1]
+    assert (f": rank 1: {error}" in failed) == (exit_code == 1) == (" failed at " in failed)
+    assert ("`dejavu run --resume " in failed) == (exit_code < 0 or "Diverged" not in error)
+    beat.write_text(f"{attempts + 1} 5 2")  # it went on, and was then interrupted
+    later = status_lines(status_of(tmp_path))[1]
+    assert "ended before its last step" in later and later.endswith(f"`dejavu run --resume {folder}` continues it")
 
 
 def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.process.failures import DivergedError
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import first_not_finite
-from dejavu.runtime.training import DivergedError, build_layers
+from dejavu.runtime.training import build_layers
 from dejavu.workload import GradientSettings, OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from dejavu.foundation.errors import DejavuError
 from dejavu.launch.training_lock import STOPPED, Holder, holder_in
 from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.process.failures import DivergedError, read_failures
+from dejavu.runtime.process.heartbeat import last_attempt
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.timing.pace import WINDOW_STEPS
 from dejavu.workload.data import dataset_of
@@ -33,6 +35,7 @@ class Training:
         last_seconds: when it was last heard of, since the epoch.
         ended: whether it wrote its result.
         stopped: whether it was last heard of by a command that trained it and has ended, as where it was cancelled.
+        failure: the error of the rank that ended its last attempt by itself; None: none did.
     """
 
     folder: Path
@@ -44,6 +47,12 @@ class Training:
     last_seconds: float
     ended: bool
     stopped: bool
+    failure: str | None = None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it failed at a loss or gradient that is no number: it would again."""
+        return self.failure is not None and f": {DivergedError.__name__}: " in self.failure
 
     @property
     def of(self) -> int:
@@ -138,7 +147,16 @@ def training_in(folder: Path) -> Training | None:
         last_seconds=last_seconds,
         ended=(folder / job.result_path.name).is_file(),
         stopped=stopped.exists() and stopped.stat().st_mtime >= last_seconds,
+        failure=_failure_of(replace(job, folder=str(folder))),
     )
+
+
+def _failure_of(job: TrainingJob) -> str | None:
+    """Return the error at which the last attempt ended; None where a signal ended it, or there was no failure."""
+    failures = read_failures(job.folder)
+    if not failures or failures[-1].by_signal or failures[-1].attempt < last_attempt(job.folder):
+        return None
+    return next(filter(None, (path.read_text() for path in job.errors())), None)
 
 
 def _step_of(checkpoint: Path) -> int | None:

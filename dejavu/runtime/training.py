@@ -14,7 +14,6 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES, to_dtype
 from dejavu.graphs.offload import offloading, weights_to_host
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ON_DEVICE = Offload()
-
-
-class DivergedError(DejavuError):
-    """The loss or the trained state is no longer a number."""
 
 
 class Executor(Protocol):

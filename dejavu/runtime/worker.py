@@ -38,6 +38,7 @@ with gc_frozen():
     from dejavu.runtime.layout import World
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, group, name_process
+    from dejavu.runtime.process.failures import DivergedError
     from dejavu.runtime.process.gradients import GradientWatch
     from dejavu.runtime.process.heartbeat import Heartbeat
     from dejavu.runtime.process.own_rank import own_rank
@@ -56,7 +57,7 @@ with gc_frozen():
         save_checkpoint,
         start_from_pretrained,
     )
-    from dejavu.runtime.training import DivergedError, train
+    from dejavu.runtime.training import train
     from dejavu.timing.clock import Clock, Span, Timed
     from dejavu.timing.step_times import StepWatch, count_steps
     from dejavu.timing.training_times import StageTimes

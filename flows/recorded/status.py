@@ -44,8 +44,11 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
         last = f"the last, {found.job.workload.model}, was heard of {since} ago: it runs if `dejavu launch` started it"
         return ["no `dejavu run` trains in this folder", f"{last}, else {resumes}", _progress(found), *_place(found)]
     how = "completed" if found.ended and found.done >= found.of else "ended before its last step"
-    resume = "" if found.ended else f"; {resumes}"
-    lines.append(f"the last, {found.job.workload.model}, {how} at {_clock(found.last_seconds)}{resume}")
+    how, resume = f"{how} at {_clock(found.last_seconds)}", "" if found.ended else f"; {resumes}"
+    if found.failure is not None and not found.ended:
+        how = f"failed at {_clock(found.last_seconds)}: {found.failure}"
+        resume = "" if found.diverged else f"; when that is mended, {resumes}"
+    lines.append(f"the last, {found.job.workload.model}, {how}{resume}")
     return [*lines, _progress(found, left=False), *_place(found)]
 
 
@@ -115,6 +118,7 @@ def status_to_dict(status: Status) -> dict[str, Any]:
             "checkpoint_step": found.checkpoint,
             "last_heard": found.last_seconds,
             "ended": found.ended,
+            "failure": found.failure,
             "schedule": found.job.binding.plan.schedule_name,
             "stages": len(found.job.binding.plan.stages),
             "microbatches": found.job.binding.plan.num_microbatches,

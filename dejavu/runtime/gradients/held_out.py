@@ -7,8 +7,9 @@ import torch
 from dejavu.graphs.graph import DTYPES
 from dejavu.runtime.batches.held_out import held_out_examples
 from dejavu.runtime.gradients.sharded import ShardedGradients
+from dejavu.runtime.process.failures import DivergedError
 from dejavu.runtime.state import local_of
-from dejavu.runtime.training import DivergedError, Layers
+from dejavu.runtime.training import Layers
 from dejavu.workload import Workload
 from dejavu.workload.models import model_of
 

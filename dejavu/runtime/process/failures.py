@@ -22,6 +22,10 @@ class RankError(LaunchError):
     """A rank failed by itself, not by a signal: a retry would fail again."""
 
 
+class DivergedError(DejavuError):
+    """The loss or the trained state is no longer a number."""
+
+
 # Without torchrun's own line, which only says that a rank failed.
 _RANK = re.compile(r"\[rank\d+\]: ")  # torch writes it before every line
 _ERROR = re.compile(r"(\[rank\d+\]: )*(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")

@@ -61,6 +61,12 @@ def read_beats(folder: Path | str, attempt: int) -> dict[int, Beat]:
     return found
 
 
+def last_attempt(folder: Path | str) -> int:
+    """Return the newest attempt of which a rank has started; -1: none has."""
+    words = (path.read_text().split() for path in heartbeats(folder).glob("*.beat"))
+    return max((int(found[0]) for found in words if len(found) == 3), default=-1)
+
+
 def heartbeats(folder: Path | str) -> Path:
     """Return the folder of the ranks' heartbeats and stacks."""
     return Path(folder) / "heartbeats"
