@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import subprocess
 import sys
@@ -50,6 +51,7 @@ MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 DEPLOY_SECONDS = 600.0  # beside measurements, which go first on their cores, 180 were not enough
 LOCK_SECONDS = 5.0
+_ENTRYPOINT = re.compile(r"^[ -]*entrypoint: *[\"']?([^\s\"':#]+\.py):", re.MULTILINE)  # of a flow in a file
 TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
 
 
@@ -72,8 +74,9 @@ def up(
         again: only what was started before; None is returned where `dejavu down` has ended it, which is waited for.
 
     Raises:
-        InputError: there is no prefect.yaml, no room, a port that was asked for is taken, others could reach `host`
-            without a password, or what runs has another address, other ports or fewer secrets than are wanted.
+        InputError: there is no prefect.yaml, or not what it deploys, no room, a port that was asked for is taken,
+            others could reach `host` without a password, or what runs has another address, other ports or fewer secrets
+            than are wanted.
         DejavuError: a service did not start; the message includes the end of its log, and nothing is left running.
     """
     project = project.resolve()
@@ -84,6 +87,7 @@ def up(
         raise InputError(f"--host {host} is no address of this machine; wanted one that it has")
     wanted = Services(str(project), "", prefect_port or 0, mlflow_port or 0, host=host, needs=given())
     check_room(project)
+    _check_flows(project)
     with _locked(project, READY_SECONDS + DEPLOY_SECONDS if again else LOCK_SECONDS):
         if again and recorded(project) is None:
             return None
@@ -95,6 +99,15 @@ def up(
         else:
             _say_watching(services, say)
         return services
+
+
+def _check_flows(project: Path) -> None:
+    for path in _ENTRYPOINT.findall((project / "prefect.yaml").read_text(errors="replace")):
+        if not (project / path).is_file():
+            raise InputError(
+                f"{project}/prefect.yaml deploys a flow of {path}, which is not there; wanted the project's folder, "
+                "with its flows"
+            )
 
 
 def _say_watching(services: Services, say: Say) -> None:

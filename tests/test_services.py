@@ -762,6 +762,16 @@ def test_a_project_without_deployments_is_refused(tmp_path: Path) -> None:
         services.up(tmp_path, say=print)
 
 
+@pytest.mark.parametrize("name", ["full.py", "deployed.py", "replan.py"])
+def test_a_flow_s_file_that_is_missing_is_said_before_anything_starts(name: str, tmp_path: Path) -> None:
+    """Prefect met it when its server ran, and told it in a traceback."""
+    project = make_project(tmp_path).folder
+    (project / "flows" / name).unlink()
+    with pytest.raises(InputError, match=rf"prefect\.yaml deploys a flow of flows/{name}, which is not there"):
+        services.up(project, say=pytest.fail)
+    assert not (project / ".dejavu" / "logs").exists()
+
+
 def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record = RecordedProcess("worker", other.pid, start_seconds(psutil.Process(other.pid)) - 1000, "none.log")
