@@ -27,7 +27,7 @@ INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 TERMINATION = "Execution was aborted by a termination signal"  # likewise
 ENDED_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG}  # for the user to fix, not a bug
 DISK |= {errno.EISDIR, errno.ENOTDIR, errno.EEXIST}  # a folder where a file belongs, or the other way round
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.processes.files import largest_file_bytes
 from dejavu.foundation.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 2**20  # locks of Dask's workers, a page each
 SHARED_REMEDY = f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
 LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: databases, trials, checkpoints, a page
+LEAST_FILE_BYTES = 16 * 2**20  # the page of that run has 5 MiB, and databases grow
 PRIVATE_UMASK = 0o077  # of whatever writes here
 FOLDERS = ("logs", "prefect", "runs", "watch")  # of .dejavu, in which servers and runs make files
 STATE = (".dejavu", "profiles_db", "mlartifacts", "mlflow.db")  # what is kept in a project's folder
@@ -47,8 +49,8 @@ def check_room(project: Path) -> None:
     """Check that a run can write into the folder, before it starts servers there; keep what is there private.
 
     Raises:
-        InputError: it cannot be written, a file is where one of its folders belongs, no database can be in it, or it
-            or the machine's shared memory has less free than any run needs.
+        InputError: it cannot be written, a file is where one of its folders belongs, no database can be in it, it or
+            the machine's shared memory has less free than any run needs, or files may not be as large.
     """
     state = project.resolve() / ".dejavu"
     if "?" in str(state):
@@ -71,6 +73,12 @@ def check_room(project: Path) -> None:
         raise InputError(
             f"{state} is on a disk with {format_bytes(free_bytes)} free; wanted {format_bytes(LEAST_FREE_BYTES)} "
             "or more for logs, databases and checkpoints"
+        )
+    if (file_bytes := largest_file_bytes()) is not None and file_bytes < LEAST_FILE_BYTES:
+        raise InputError(
+            f"no file of this process may be larger than {format_bytes(file_bytes)}; wanted "
+            f"{format_bytes(LEAST_FILE_BYTES)} or more for databases and pages, and for what a checkpoint has of a "
+            "stage: `ulimit -f unlimited`"
         )
     if SHARED_MEMORY.is_dir() and (shared_bytes := shutil.disk_usage(SHARED_MEMORY).free) < LEAST_SHARED_BYTES:
         raise InputError(

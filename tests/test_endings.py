@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -104,6 +105,19 @@ with Tracker.open(Path(), "mine") as run:
         assert found.exit_code == 0 and wanted in found.output, (command, found.output, found.exception)
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 2**20, 2**24 - 1, 2**24, resource.RLIM_INFINITY])
+def test_a_limit_on_files_that_is_too_small_is_said_before_anything_starts(
+    limit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's server ended in a traceback of SQLite's at one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit_bytes, resource.RLIM_INFINITY))
+    if limit_bytes in (2**24, resource.RLIM_INFINITY):
+        check_room(tmp_path)
+    else:
+        with pytest.raises(InputError, match=r"no file of this process may be larger than .*; wanted 16 MiB or more"):
+            check_room(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["plain", "my project", "it's", "a%20b#c", "🚀", "what?", "a?mode=ro/project"])
 def test_a_folder_in_which_no_database_can_be_is_said(name: str, tmp_path: Path) -> None:
     """SQLite's addresses end at a question mark: databases were made beside the folder."""
@@ -150,7 +164,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(small_disk: tuple[Pa
         check_room_for_checkpoints(workload, graph, disk)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST])
+@pytest.mark.parametrize("number", sorted(endings.DISK))
 def test_a_disk_that_fails_on_the_way_is_a_sentence(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

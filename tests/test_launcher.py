@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -238,6 +239,20 @@ def test_what_ranks_were_writing_when_a_training_was_ended_is_removed(
         begin(job, on_step=once(end, 0))
     kept = complete_checkpoints(job.checkpoints)
     assert kept and sorted(job.checkpoints.iterdir()) == kept
+
+
+def test_a_limit_on_files_that_a_checkpoint_does_not_keep_is_named(tmp_path: Path) -> None:
+    """The disk had room for it, and the message no cause."""
+    job = job_of(TINY, tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # logs fit, and no stage's state
+    try:
+        with pytest.raises(
+            RankError, match=r"not saved: .* free\), where no file may be larger than 100,000 \(`ulimit"
+        ):
+            launch(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_without_a_byte_left_is_told_by_who_needs_none_to_say_it(long: Workload, small_disk: Path) -> None:

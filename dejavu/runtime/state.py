@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.foundation.processes.files import write_json
+from dejavu.foundation.processes.files import largest_file_bytes, write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 from dejavu.runtime.process.state_files import StateFiles
 from dejavu.workload import Workload
@@ -291,6 +291,8 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
     needed_bytes = sum({name: size for held in sizes for name, size in held.items()}.values())
     written_bytes = sum(path.stat().st_size for path in aside.glob("**/*") if path.is_file()) if aside.exists() else 0
+    limit_bytes = largest_file_bytes()
+    limited = "" if limit_bytes is None else f", where no file may be larger than {limit_bytes:,} (`ulimit -f`)"
     free_bytes, before = shutil.disk_usage(aside.parent).free, _before(aside.parent)
     dist.barrier()  # all have looked
     if dist.get_rank() == 0:
@@ -298,8 +300,8 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.barrier()  # space is free again, for this message too
     return CheckpointError(
         f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
-        f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
-        f"{before}"
+        f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free)"
+        f"{limited}; {before}"
     )
 
 

@@ -1,10 +1,11 @@
-"""What other processes read: files while they are written, and numbers that are none."""
+"""What other processes read: files while they are written, numbers that are none, and how large a file may be."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ def write_json(path: Path, content: Any) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def largest_file_bytes() -> int | None:
+    """Return how large a file of this process may be (`ulimit -f`); None: as large as its disk takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def finite(content: Any) -> Any:
