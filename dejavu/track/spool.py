@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from dejavu.track.server import Entry, Server, is_refusal
 
 RETRY_SECONDS = 60.0  # while MLflow fails, one entry per this time retries it; all others go to the file at once
+NEEDED = {"create", "end"}  # MLflow refuses all that is of a run that was not created; one without an end runs
 HELD_IN = {"artifact": "file", "model": "folder"}  # which part of an entry is the path of what it records
 
 log = logging.getLogger("dejavu.track")
@@ -36,7 +37,7 @@ class Recorder:
         self._mine = self.folder / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
         self._lock: FileLock | None = None  # held while there is a spool of our own
         self._retry_at = 0.0
-        self._unkept: list[Entry] = []  # runs that neither took: without them MLflow refuses all that is of them
+        self._unkept: list[Entry] = []  # those that are needed, and that neither took
         self._thread_lock = threading.RLock()
 
     @property
@@ -46,11 +47,15 @@ class Recorder:
     def record(self, entry: Entry) -> None:
         """Send the entry, or keep it if MLflow fails or has not received the earlier ones yet."""
         with self._thread_lock:
-            waiting, self._unkept = [*self._unkept, entry], []
-            for one in waiting:
-                self._take(one, again=one is not entry)
+            self._take_unkept()
+            self._take(entry)
 
-    def _take(self, entry: Entry, *, again: bool) -> None:
+    def _take_unkept(self) -> None:
+        waiting, self._unkept = self._unkept, []
+        for one in waiting:
+            self._take(one, again=True)
+
+    def _take(self, entry: Entry, *, again: bool = False) -> None:
         if self.is_spooling and time.monotonic() >= self._retry_at:
             self._send_mine()
         if not self.is_spooling:
@@ -77,6 +82,9 @@ class Recorder:
     def close(self) -> None:
         """Try to send a last time; what cannot be sent is sent at the next open."""
         with self._thread_lock:
+            self._take_unkept()
+            if self._unkept:
+                log.warning("%d records are lost: neither MLflow nor %s took them", len(self._unkept), self._mine)
             if self.is_spooling and not self._send_mine():
                 log.warning(
                     "MLflow at %s still fails; the next run sends the records in %s", self.server.address, self._mine
@@ -114,7 +122,7 @@ class Recorder:
                     file.write(b"\n")
                 file.write(f"{json.dumps(entry)}\n".encode())
         except OSError as error:
-            if entry["kind"] == "create":
+            if entry["kind"] in NEEDED:
                 self._unkept.append(entry)
                 return
             log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, self._line(error))
