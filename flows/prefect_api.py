@@ -19,6 +19,7 @@ WORK_POOL = "dejavu"
 HEARTBEAT_SECONDS = 30  # the least that Prefect allows
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run counts as crashed
 
+CANCEL_SECONDS = 60  # Prefect's worker ends a process within 30
 ANSWER_SECONDS = 180.0  # a write waits up to 60 for SQLite's lock, then is asked again; and cores may be all taken
 
 # The server answers 503 when two requests met in its SQLite database; nothing was written then.
@@ -46,31 +47,63 @@ def ensure_work_pool(api: httpx.Client) -> None:
         _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process", "description": "processes on this machine"})
 
 
-def ensure_automation(api: httpx.Client) -> None:
-    """Create the automation without which a run whose process was killed stays Running for ever and keeps its slot."""
+def ensure_automations(api: httpx.Client) -> None:
+    """Create what ends runs that nobody else does, which would keep their deployment's slot.
+
+    One whose process was killed stays Running for ever, and one that is cancelled before its process began stays
+    Cancelling for minutes: Prefect's worker has then nothing to end.
+    """
+    _ensure_automation(
+        api,
+        "dejavu: a silent run has crashed",
+        f"A run that sent heartbeats and then nothing for {SILENCE_SECONDS} s was killed.",
+        after="prefect.flow-run.heartbeat",
+        expect=["prefect.flow-run.*"],
+        within_seconds=SILENCE_SECONDS,
+        state="CRASHED",
+        message=f"no heartbeat for {SILENCE_SECONDS} s: its process was killed",
+    )
+    _ensure_automation(
+        api,
+        "dejavu: a run that is cancelled ends",
+        f"A run that is still Cancelling after {CANCEL_SECONDS} s had no process to end.",
+        after="prefect.flow-run.Cancelling",
+        expect=[f"prefect.flow-run.{name}" for name in ("Cancelled", "Crashed", "Failed", "Completed")],
+        within_seconds=CANCEL_SECONDS,
+        state="CANCELLED",
+        message=f"cancelled, and its worker had nothing to end within {CANCEL_SECONDS} s",
+    )
+
+
+def _ensure_automation(
+    api: httpx.Client,
+    name: str,
+    description: str,
+    *,
+    after: str,
+    expect: list[str],
+    within_seconds: int,
+    state: str,
+    message: str,
+) -> None:
+    """Create or renew an automation: a run with this event and none of the others in time is put into a state."""
     automation = {
-        "name": "dejavu: a silent run has crashed",
-        "description": f"A run that sent heartbeats and then nothing for {SILENCE_SECONDS} s was killed.",
+        "name": name,
+        "description": description,
         "enabled": True,
         "trigger": {
             "type": "event",
             "posture": "Proactive",
             "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
             "for_each": ["prefect.resource.id"],
-            "after": ["prefect.flow-run.heartbeat"],
-            "expect": ["prefect.flow-run.*"],
+            "after": [after],
+            "expect": expect,
             "threshold": 1,
-            "within": SILENCE_SECONDS,
+            "within": within_seconds,
         },
-        "actions": [
-            {
-                "type": "change-flow-run-state",
-                "state": "CRASHED",
-                "message": f"no heartbeat for {SILENCE_SECONDS} s: its process was killed",
-            }
-        ],
+        "actions": [{"type": "change-flow-run-state", "state": state, "message": message}],
     }
-    found = _post(api, "/automations/filter", {"automations": {"name": {"any_": [automation["name"]]}}})
+    found = _post(api, "/automations/filter", {"automations": {"name": {"any_": [name]}}})
     if found:
         api.put(f"/automations/{found[0]['id']}", json=automation).raise_for_status()
     else:

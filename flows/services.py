@@ -24,7 +24,7 @@ from flows.prefect_api import (
     WORK_POOL,
     Watch,
     crash_lost_runs,
-    ensure_automation,
+    ensure_automations,
     ensure_work_pool,
     start_watching,
     watching,
@@ -211,7 +211,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
             worker_lives="worker" not in missing,
         )
         ensure_work_pool(api)
-        ensure_automation(api)
+        ensure_automations(api)
         if "worker" in missing:
             services = _launch(services, environment, "worker", _worker_command())
         if services.deployed != (new := _hash_of_deployments(project)):

@@ -30,7 +30,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.start import start_seconds
 from flows import foreground, server_settings, service_record, services
 from flows.__main__ import app
-from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
+from flows.prefect_api import CANCEL_SECONDS, HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
 from flows.processes import TOKEN, RecordedProcess, end, family, has_ended, is_free
 from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
@@ -239,8 +239,23 @@ def test_a_silent_run_will_be_called_crashed(running: Project) -> None:
     api = found(running).prefect_api_url
     automations = httpx.post(f"{api}/automations/filter", json={}, trust_env=False).json()
     assert all(one["enabled"] for one in automations)
-    (silent,) = (one["trigger"] for one in automations if one["trigger"]["posture"] == "Proactive")
-    assert silent["within"] >= 3 * HEARTBEAT_SECONDS
+    triggers = {one["name"]: one["trigger"] for one in automations if one["trigger"]["posture"] == "Proactive"}
+    assert len(triggers) == 2
+    assert triggers["dejavu: a silent run has crashed"]["within"] >= 3 * HEARTBEAT_SECONDS
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_before_its_process_began_ends(running: Project) -> None:
+    """Its worker has nothing to end: it stayed Cancelling for minutes, and kept the deployment's slot."""
+    with httpx.Client(base_url=found(running).prefect_api_url, trust_env=False) as api:
+        full = api.get("/deployments/name/dejavu/full").raise_for_status().json()["id"]
+        begun = {"state": {"type": "PENDING"}}  # as between Pending and Running
+        run = api.post(f"/deployments/{full}/create_flow_run", json=begun).raise_for_status().json()["id"]
+        cancel = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+        api.post(f"/flow_runs/{run}/set_state", json=cancel).raise_for_status()
+        state = lambda: api.get(f"/flow_runs/{run}").json()["state"]["name"]  # noqa: E731
+        assert eventually(lambda: state() != "Cancelling", 3 * CANCEL_SECONDS) and state() == "Cancelled"
 
 
 @pytest.mark.integration
@@ -456,7 +471,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     for name in ("answers_at", "draws_runs_at", "worker_is_online", "listens"):
         monkeypatch.setattr(services, name, lambda *_: True)
     monkeypatch.setattr(service_record, "answers_at", lambda url: True)
-    for name in ("crash_lost_runs", "ensure_work_pool", "ensure_automation", "watching"):
+    for name in ("crash_lost_runs", "ensure_work_pool", "ensure_automations", "watching"):
         monkeypatch.setattr(services, name, lambda *_, **__: None)
     deploy = lambda project, environment: deployed.append((project / "prefect.yaml").read_text())  # noqa: E731
     monkeypatch.setattr(services, "_deploy", deploy)
