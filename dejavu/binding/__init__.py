@@ -7,6 +7,7 @@ placing.py         the order of the cluster file; bottleneck assignment of ranks
 draws.py           random bindings
 exact_labels.py    all bindings, compared rank by rank
 local.py           improving one binding by local search, where there are too many
+by_steps.py        improving it on the simulated step, with devices of the same kinds
 reasons.py         why each rank is where it is
 
 Names are imported when they are first used: the record of a binding is read by every rank, which binds nothing, and

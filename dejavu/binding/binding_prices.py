@@ -33,12 +33,11 @@ class BindingPrices(LinkPrices):
 
     def __init__(self, problem: Problem, plan: Plan, site: Site, runs: int = 1, *, moves: bool = True) -> None:
         super().__init__(problem, plan, site, _exchanges(problem, plan), runs)
-        self.plan, self.repeats = plan, problem.num_microbatches - 1
+        self.repeats = problem.num_microbatches - 1
         self.seconds_RK, self.load_seconds_RK = (np.full(self.index_RK.shape, np.inf) for _ in range(2))
         for (rank, k), c in np.ndenumerate(self.index_RK):
             stages = plan.ranks[rank]
-            is_its_own = site.kinds[k] == self.configurations[rank].device_type
-            if c >= 0 and (moves or is_its_own) and self._fits(stages, problem.configurations[c]):
+            if c >= 0 and (moves or self.is_own_RK[rank, k]) and self._fits(stages, problem.configurations[c]):
                 spans = [(plan.stages[s].start, plan.stages[s].stop, int(c)) for s in stages]
                 seconds = sum(problem.costs.stage_seconds(*span) for span in spans)
                 once = sum(problem.costs.per_step_seconds(*span) for span in spans)

@@ -22,7 +22,6 @@ import numpy as np
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.link_prices import StageExchange
 from dejavu.binding.site import Place
-from dejavu.plans.stage_costs import Floats
 
 MOST_EXTENSIONS = 200_000  # of labels by a rank, over all ranks: about two seconds
 FEW_EXTENSIONS = 5_000  # likewise, of plans that are only compared, of which there may be a hundred
@@ -66,31 +65,9 @@ class _Label(NamedTuple):
         return found[::-1]
 
 
-def exchange_bounds(pricing: BindingPrices) -> Floats:
-    """Bound each exchange, one microbatch both ways: over the best link between any two places of its ranks."""
-    site, found = pricing.site, np.zeros(len(pricing.exchanges))
-    K, G = len(site.kinds), len(site.inside_assumed_G)
-    most_KG = np.zeros((K, G), dtype=np.int64)  # devices on one node
-    most_KG[site.kind_P, site.group_P] = site.size_P
-    possible_RK = np.isfinite(pricing.seconds_RK)
-    for q, exchange in enumerate(pricing.exchanges):
-        a, b = pricing.configurations[exchange.a], pricing.configurations[exchange.b]
-        has_a, has_b = (
-            possible_RK[rank][:, None] & (most_KG >= configuration.devices_per_node)
-            for rank, configuration in ((exchange.a, a), (exchange.b, b))
-        )
-        reached_GG = has_a.any(axis=0)[:, None] & has_b.any(axis=0)[None, :]
-        apart_GG = np.where(reached_GG, pricing.between_seconds_GG(q), np.inf)
-        needed_KKG = np.where(np.eye(K, dtype=bool), a.num_devices + b.num_devices, b.num_devices)[:, :, None]
-        room_KKG = has_a[:, None] & has_b[None] & (most_KG[None] >= needed_KKG) & (most_KG[:, None] >= a.num_devices)
-        together_KKG = np.where(room_KKG, pricing.inside_seconds_QKKG[q], np.inf)
-        found[q] = min(apart_GG.min(), together_KKG.min())
-    return found
-
-
 def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float) -> BindingBounds:
     """Compute the bounds from the least that all ranks and the busiest compute; see `placing.computing_bound`."""
-    transfers = exchange_bounds(pricing)
+    transfers = pricing.least_seconds_Q(np.isfinite(pricing.seconds_RK))
     needed = pricing.seconds_RK.min(axis=1)
     for exchange, seconds in zip(pricing.exchanges, transfers, strict=True):
         needed[max(exchange.a, exchange.b)] += seconds

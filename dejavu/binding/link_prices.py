@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.binding.binding import Placement
 from dejavu.binding.site import Ints, Place, Site
@@ -45,11 +46,13 @@ class LinkPrices:
         configurations: of the R ranks, as the plan says.
         blocks_R, width_R: how many blocks a rank takes, each of how many devices.
         index_RK: of these, on each kind of device, in the problem; −1: it has none.
+        is_own_RK: whether the kind is the plan's.
         inside_seconds_QKKG: of the exchange of one microbatch, both ways, where both ranks are on one node.
     """
 
     def __init__(self, problem: Problem, plan: Plan, site: Site, exchanges: Sequence[StageExchange], runs: int) -> None:
-        self.problem, self.site, self.exchanges, self.runs = problem, site, tuple(exchanges), runs
+        self.problem, self.plan, self.site, self.runs = problem, plan, site, runs
+        self.exchanges = tuple(exchanges)
         self.configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
         self.blocks_R = np.array([configuration.num_nodes for configuration in self.configurations])
         self.width_R = np.array([configuration.devices_per_node for configuration in self.configurations])
@@ -61,6 +64,7 @@ class LinkPrices:
                 for rank in range(len(self.configurations))
             ]
         )
+        self.is_own_RK = np.array([[one.device_type == kind for kind in site.kinds] for one in self.configurations])
         self.inside_seconds_QKKG = self._inside()
         shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for q, exchange in enumerate(self.exchanges):
@@ -183,6 +187,30 @@ class LinkPrices:
         link = exchange.messages * site.between_latency_seconds_GG + exchange.size_bytes / lanes * per_byte
         return np.asarray(2.0 * self.runs * link)
 
+    def least_seconds_Q(self, possible_RK: NDArray[np.bool_]) -> Floats:
+        """Bound each exchange, one microbatch both ways: over the best link between any two places of its ranks.
+
+        Args:
+            possible_RK: whether the rank may be on the kind.
+        """
+        site, found = self.site, np.zeros(len(self.exchanges))
+        K, G = len(site.kinds), len(site.inside_assumed_G)
+        most_KG = np.zeros((K, G), dtype=np.int64)  # devices on one node
+        most_KG[site.kind_P, site.group_P] = site.size_P
+        for q, exchange in enumerate(self.exchanges):
+            a, b = self.configurations[exchange.a], self.configurations[exchange.b]
+            has_a, has_b = (
+                possible_RK[rank][:, None] & (most_KG >= configuration.devices_per_node)
+                for rank, configuration in ((exchange.a, a), (exchange.b, b))
+            )
+            reached_GG = has_a.any(axis=0)[:, None] & has_b.any(axis=0)[None, :]
+            apart_GG = np.where(reached_GG, self.between_seconds_GG(q), np.inf)
+            needed_KKG = np.where(np.eye(K, dtype=bool), a.num_devices + b.num_devices, b.num_devices)[:, :, None]
+            has_room_KKG = (most_KG[None] >= needed_KKG) & (most_KG[:, None] >= a.num_devices)
+            together_KKG = has_a[:, None] & has_b[None] & has_room_KKG
+            found[q] = min(apart_GG.min(), np.where(together_KKG, self.inside_seconds_QKKG[q], np.inf).min())
+        return found
+
     def transfer_seconds(self, q: int, a: Place, b: Place) -> float:
         """Return `transfer_seconds_NQ` of one pair of ranks at these places; cached, because many places are alike."""
         if len(a) == len(b) == 1:
@@ -210,6 +238,44 @@ def _alike(values_NQA: Ints) -> Ints:
     return found
 
 
+class SeatLinks:
+    """Prices each message of a plan, and each sum over two copies of the model, for any placement of its ranks.
+
+    Q counts the messages between ranks, then the sums.
+
+    Args:
+        prices: of the plan.
+        gradient_bytes_L: as of `sum_seconds`.
+    """
+
+    def __init__(self, prices: LinkPrices, gradient_bytes_L: Floats) -> None:
+        problem, plan, site = prices.problem, prices.plan, prices.site
+        sent, summed = _messages(problem, plan), _sums(plan, gradient_bytes_L)
+        self._seats, self._num_cuts = list(sent), len(plan.seats) - 1
+        self._prices = (
+            LinkPrices(problem, plan, site, list(sent.values()), prices.runs),
+            LinkPrices(problem, plan, site, list(summed.values()), 1),
+        )
+
+    def seconds_NQ(self, places_NRW: Ints) -> Floats:
+        """Return what each takes in N placements, both ways."""
+        return np.concatenate([one.transfer_seconds_NQ(places_NRW) for one in self._prices], axis=1)
+
+    def longest_sum_N(self, seconds_NQ: Floats) -> Floats:
+        """Return what the longest of the sums takes, of `seconds_NQ`; 0 where there is one copy of the model."""
+        return np.asarray(seconds_NQ[:, len(self._seats) :].max(axis=1, initial=0.0))
+
+    def least_seconds_Q(self) -> Floats:
+        """Return the least that each may take with all ranks on the plan's types of devices."""
+        return np.concatenate([one.least_seconds_Q(one.is_own_RK) for one in self._prices])
+
+    def of_seats(self, seconds_Q: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return `message_seconds` and `sum_seconds`."""
+        messages = np.zeros(self._num_cuts)
+        messages[self._seats] = seconds_Q[: len(self._seats)] / 2
+        return tuple(messages.tolist()), tuple((seconds_Q[len(self._seats) :] / 2).tolist())
+
+
 def message_seconds(
     problem: Problem, plan: Plan, placements: Sequence[Placement], cluster: Cluster, runs: int = 1
 ) -> tuple[float, ...]:
@@ -220,12 +286,7 @@ def message_seconds(
     Args:
         runs: of the schedule in a step; all of them count.
     """
-    rank_of, sent = _rank_of_seats(plan), dict[int, StageExchange]()
-    for seat, after in enumerate(plan.seats[1:]):
-        a, b = sorted((rank_of[seat], rank_of[seat + 1]))
-        if a != b and after.start:
-            sent[seat] = StageExchange(a, b, 1, float(problem.cut_bytes_L1[after.start]))
-    found = _seconds(problem, plan, placements, cluster, sent, runs)
+    found = _seconds(problem, plan, placements, cluster, _messages(problem, plan), runs)
     return tuple(found.get(seat, 0.0) / 2 for seat in range(len(plan.seats) - 1))
 
 
@@ -236,14 +297,25 @@ def sum_seconds(
 
     Each of the two holders sends the other half of them, and a half back. Empty where there is one copy of the model.
     """
-    if not plan.both_ways:
-        return ()
+    found = _seconds(problem, plan, placements, cluster, _sums(plan, gradient_bytes_L), 1)
+    return tuple(found[seat] / 2 for seat in range(len(found)))
+
+
+def _messages(problem: Problem, plan: Plan) -> dict[int, StageExchange]:
     rank_of, sent = _rank_of_seats(plan), dict[int, StageExchange]()
-    for seat, stage in enumerate(plan.seats):
+    for seat, after in enumerate(plan.seats[1:]):
+        a, b = sorted((rank_of[seat], rank_of[seat + 1]))
+        if a != b and after.start:
+            sent[seat] = StageExchange(a, b, 1, float(problem.cut_bytes_L1[after.start]))
+    return sent
+
+
+def _sums(plan: Plan, gradient_bytes_L: Floats) -> dict[int, StageExchange]:
+    rank_of, sent = _rank_of_seats(plan), dict[int, StageExchange]()
+    for seat, stage in enumerate(plan.seats if plan.both_ways else ()):
         a, b = sorted((rank_of[seat], rank_of[(seat + len(plan.stages)) % len(plan.seats)]))
         sent[seat] = StageExchange(a, b, 2, float(gradient_bytes_L[stage.start : stage.stop].sum()))
-    found = _seconds(problem, plan, placements, cluster, sent, 1)
-    return tuple(found[seat] / 2 for seat in range(len(plan.seats)))
+    return sent
 
 
 def _rank_of_seats(plan: Plan) -> dict[int, int]:

@@ -82,7 +82,8 @@ def _next_best(pricing: BindingPrices, places_RW: Ints, seed: int) -> list[str]:
         what, a, b, pool = (int(value) for value in rows[best])
         other = f"that of rank {b if a == rank else a}" if what == EXCHANGE else _host(pricing, pool)
         longer = float(found_N[best]) - now
-        cost = f"costs {format_seconds(longer)} more a step" if longer > LEAST_GAIN * now else "is as good"
+        cost = f"costs {format_seconds(abs(longer))} {'more' if longer > 0 else 'less'} a step by this estimate"
+        cost = "is as good" if abs(longer) <= LEAST_GAIN * now else cost
         said.append(f"its next best place, {other}, {cost}")
     return said
 

@@ -88,3 +88,9 @@ class Site:
         for placed in placements:
             pools_R[placed.pipeline_rank].append(pool_of[placed.device.host, placed.device.type_name])
         return [tuple(sorted(pools)[::width]) for pools, width in zip(pools_R, width_R, strict=True)]
+
+
+def padded(places: Sequence[Place]) -> Ints:
+    """Return places as (R, W): a rank of fewer blocks repeats its first."""
+    most = max(map(len, places))
+    return np.array([place + place[:1] * (most - len(place)) for place in places])

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from dejavu.binding import Binding, Placement, bind
+from dejavu.binding import Binding, Placement
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
 from dejavu.migration.problem_now import ProblemNow
-from dejavu.planning.candidates import simulate_bound
+from dejavu.planning.candidates import bind_by_steps, simulate_bound
 from dejavu.planning.prices import under_gpipe_memory
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
@@ -84,7 +84,7 @@ def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -
         why = f"the best plan on what is left of {current.cluster.name} fits its memory under no allowed schedule"
         seconds = sum(one.seconds for one in answers)
         raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, seconds), why)
-    bound = bind(current.priced.problem, plan, current.cluster, seed=seed, runs=current.priced.accumulate)
+    bound = bind_by_steps(current.priced, plan, current.cluster, seed=seed, compares=True)
     bytes_L = state_bytes(current.priced)
     seconds = simulate_bound(current.priced, bound, current.cluster).step_seconds
     binding = current.restored(settled(bound, current.cluster, held, bytes_L))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dejavu.binding import BindError, Binding, bind, message_seconds, sum_seconds
+from dejavu.binding.by_steps import SecondsOf, SimulatedSteps
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Simulated
@@ -21,7 +22,7 @@ from dejavu.plans import LayerSplit, Plan, Price
 from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import PlanError
-from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, simulate_plan_blocking, stages_of
 
 TIE = 1e-9  # steps that differ by less differ by rounding
 LONG_WAITING = 0.01  # for links: worth a word, and a look for plans that wait less
@@ -200,7 +201,7 @@ class Simulator:
         Raises:
             BindError: the cluster has too few, or a rank does not fit their memory.
         """
-        return bind(priced.problem, plan, self._cluster, runs=priced.accumulate, compares=compares)
+        return bind_by_steps(priced, plan, self._cluster, compares=compares)
 
     def _on(self, priced: PricedProblem, binding: Binding) -> Candidate:
         """Simulate a plan on its devices."""
@@ -294,6 +295,42 @@ class Simulator:
         if candidate.binding is None:
             return self.candidate(candidate.priced, plan)
         return self._on(candidate.priced, replace(candidate.binding, plan=plan))
+
+
+def bind_by_steps(
+    priced: PricedProblem,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    compares: bool = False,
+    moves: bool = True,
+    is_blocking: bool = False,
+) -> Binding:
+    """Give the plan's pipeline ranks their devices: of the types that `bind` chooses, those with the least step.
+
+    Args:
+        seed, compares, moves: as of `binding.bind`.
+        is_blocking: simulate messages that block both of their ends.
+
+    Raises:
+        BindError: the cluster has too few devices, or a rank does not fit their memory.
+    """
+
+    def simulated(plan: Plan) -> SecondsOf:
+        stages = None if plan.both_ways else stages_of(priced, plan)  # else what is summed over copies is theirs
+
+        def seconds(messages: tuple[float, ...], sums: tuple[float, ...]) -> float:
+            if is_blocking:
+                return simulate_plan_blocking(priced, plan, stages, messages).step_seconds
+            return simulate_plan(priced, plan, None, stages, messages, sums).step_seconds
+
+        return seconds
+
+    num_actions = 2 * len(plan.stages) * plan.num_microbatches * plan.num_slices
+    steps = SimulatedSteps(simulated, num_actions, priced.gradient_bytes_L)
+    problem, runs = priced.problem, priced.accumulate
+    return bind(problem, plan, cluster, seed=seed, runs=runs, compares=compares, moves=moves, steps=steps)
 
 
 def simulate_bound(priced: PricedProblem, binding: Binding, cluster: Cluster) -> Simulation:

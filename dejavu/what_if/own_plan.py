@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.binding import BindError, Binding, bind
+from dejavu.binding import BindError, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range, memory_range
@@ -20,7 +20,7 @@ from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.parallelism import NotPossibleError, Parallelism
 from dejavu.planning import PlanRequest, Prices
-from dejavu.planning.candidates import messages_of, sums_of
+from dejavu.planning.candidates import bind_by_steps, messages_of, sums_of
 from dejavu.planning.sentences import links_cost
 from dejavu.plans import Plan, Price, Problem, price
 from dejavu.plans.priced_problem import Away, PricedProblem
@@ -145,7 +145,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (count,)
     prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
     priced = _priced(prices, plan)
-    binding = _binding(priced, plan, request.cluster)
+    binding = _binding(priced, plan, request.cluster, is_blocking=is_blocking)
     messages, sums = (of(priced, binding, request.cluster) for of in (messages_of, sums_of))
     beside = partial(_beside_computing, sum_seconds=sums)
     step_of = partial(simulate_plan_blocking if is_blocking else beside, message_seconds=messages)
@@ -247,15 +247,15 @@ def _priced(prices: Prices, plan: Plan) -> PricedProblem:
     return priced
 
 
-def _binding(priced: PricedProblem, plan: Plan, cluster: Cluster) -> Binding:
+def _binding(priced: PricedProblem, plan: Plan, cluster: Cluster, *, is_blocking: bool) -> Binding:
     """Bind the plan, also one that does not fit its memory, to the types of devices that it names.
 
     Raises:
         PlanError: there are too few devices together on nodes.
     """
-    problem, runs = _roomy(priced.problem), priced.accumulate
+    roomy = replace(priced, problem=_roomy(priced.problem))
     try:
-        return bind(problem, plan, cluster, runs=runs, compares=False, moves=False)
+        return bind_by_steps(roomy, plan, cluster, moves=False, is_blocking=is_blocking)
     except BindError as error:
         raise PlanError(str(error)) from error
 
