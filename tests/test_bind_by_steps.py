@@ -26,7 +26,7 @@ from dejavu.planning.candidates import Simulator, bind_by_steps, messages_of, si
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.simulation import simulate_plan
+from dejavu.simulation import simulate_plan, simulate_plan_blocking
 from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import Workload
 
@@ -202,6 +202,21 @@ def test_a_plan_is_on_the_same_devices_whoever_asks(
         assert alone.simulated_seconds == pytest.approx(bound.simulated_seconds, rel=1e-9)
         asked += 1
     assert asked > 15
+
+
+def test_so_are_plans_whose_messages_block(cases: list[Case]) -> None:
+    """By their own simulation, as `dejavu price --blocking`."""
+    longer, asked = 0, 0
+    for one in (one for one in cases if one.plan.schedule == "1f1b" and not one.plan.both_ways):
+        links = {messages_of(one.priced, each, one.cluster) for each in every_binding(one.plan, one.cluster)}
+        least = min(simulate_plan_blocking(one.priced, one.plan, None, row).step_seconds for row in links)
+        by_formula = messages_of(one.priced, one.by_formula, one.cluster)
+        is_longer = simulate_plan_blocking(one.priced, one.plan, None, by_formula).step_seconds > 1.01 * least
+        if is_longer or asked < 3:
+            found = price_own_plan(one.prices.request, one.plan, is_blocking=True).simulated_seconds
+            assert least * (1 - 1e-9) <= found <= least * (1 + by_steps.CLOSE)
+            longer, asked = longer + is_longer, asked + 1
+    assert longer
 
 
 @pytest.mark.parametrize("most", [0, 2, 3, 6])

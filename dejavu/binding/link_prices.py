@@ -297,8 +297,10 @@ def sum_seconds(
 
     Each of the two holders sends the other half of them, and a half back. Empty where there is one copy of the model.
     """
+    if not plan.both_ways:
+        return ()
     found = _seconds(problem, plan, placements, cluster, _sums(plan, gradient_bytes_L), 1)
-    return tuple(found[seat] / 2 for seat in range(len(found)))
+    return tuple(found[seat] / 2 for seat in range(len(plan.seats)))
 
 
 def _messages(problem: Problem, plan: Plan) -> dict[int, StageExchange]:
