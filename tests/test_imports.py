@@ -39,10 +39,11 @@ HOMES = {
     "dask": ("dejavu.trials",),
     "dask_jobqueue": ("dejavu.trials",),
     # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group;
+    # graphs.in_parts: how torch's pipelines group weights;
     # schedules.ranks: small trainings under schedules that the runtime does not run
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
-        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.dtensor"),
+        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.dtensor", "dejavu.graphs.in_parts"),
         *("dejavu.sharding.strategies", "dejavu.sharding.propagation", "dejavu.schedules.ranks"),
     ),
 }

@@ -13,9 +13,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from dejavu.graphs.capture import capture
+from dejavu.graphs.in_parts.running_again import run_again_once
+from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight
 from dejavu.plans.schedule import PARTS
 from dejavu.profiling.layers import measure_layers
-from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.training import Layers
 from dejavu.workload import Workload
 
@@ -116,6 +117,17 @@ class Recomputed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
+class RunAgainOnce(nn.Module):
+    """As `Recomputed`, but no more than once."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return run_again_once(self.inner, x)
+
+
 def linear() -> nn.Linear:
     return nn.Linear(8, 8)
 
@@ -173,7 +185,11 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
         Recurrent, Product, Sums, Expanded, WithoutGradient,
     )
 }  # fmt: skip
-MODULES |= {f"{name}, recomputed": lambda make=make: Recomputed(make()) for name, make in MODULES.items()}  # type: ignore[misc]
+MODULES |= {
+    f"{name}, {how}": lambda make=make, wrapper=wrapper: wrapper(make())  # type: ignore[misc]
+    for how, wrapper in (("recomputed", Recomputed), ("run again once", RunAgainOnce))
+    for name, make in MODULES.items()
+}
 
 
 @pytest.mark.parametrize("inputs_want", [True, False], ids=["input's gradient", "no input's gradient"])

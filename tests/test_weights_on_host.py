@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from benchmarks.cost._memory_rank import allocator_peak_bytes
 from dejavu.graphs import offload
+from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight
 from dejavu.init import Draw
 from dejavu.parallelism import OFFLOADS, Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
@@ -23,7 +24,6 @@ from dejavu.plans import Infeasible, Offload, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.training import Layers, WholeModel, build_layers
 from dejavu.search import SEARCHES
 from dejavu.workload import GradientSettings

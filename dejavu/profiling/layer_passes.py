@@ -29,11 +29,11 @@ from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.compiling import compile_layers
 from dejavu.graphs.graph import DTYPES, Graph, Layer, to_dtype
+from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.runtime.process.gradients import gradient_norm
-from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.timing.interference import DISTURBED, InterferenceProbe, TimedWork, counted, undisturbed
 from dejavu.timing.spread import mean_spread, spread
 from dejavu.workload import Workload

@@ -27,6 +27,7 @@ from torch.distributed.pipelining.schedules import (
 
 from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
+from dejavu.graphs.in_parts.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.gradients.sharded import ShardedWithGradients, add_up
@@ -35,7 +36,6 @@ from dejavu.runtime.process.group import backend_of, to_receive, to_send
 from dejavu.runtime.process.passes import check_form, naming_errors
 from dejavu.runtime.replicas import WithGradients, left_whole, split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
-from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.training import Layers
 

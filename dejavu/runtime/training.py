@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES, to_dtype
+from dejavu.graphs.in_parts.running_again import run_again_once
+from dejavu.graphs.in_parts.split_backward import OwnTensor
 from dejavu.graphs.offload import offloading, weights_to_host
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
@@ -25,7 +27,6 @@ from dejavu.runtime.gradients.scaling import LossScale
 from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
-from dejavu.runtime.split_backward import OwnTensor
 from dejavu.runtime.state import USED, Remembers
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
@@ -118,7 +119,7 @@ class Layers(nn.Sequential):
                     self._placed(layer, x, position) as placed,
                 ):
                     run = placed if part is None else part.runs(placed, self.microbatch, position)
-                    x = passed_on(_recomputed(run, x, layer) if self.recompute else run(x))
+                    x = passed_on(_recomputed(run, x, layer, in_parts=self.in_parts) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)
         if x.requires_grad and x._is_view():
@@ -137,13 +138,18 @@ class Layers(nn.Sequential):
         return offloading(layer, x, activations=activations, weights=weights, in_parts=self.in_parts)
 
 
-def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+def _recomputed(
+    run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, layer: nn.Module, *, in_parts: bool
+) -> torch.Tensor:
     """Run a layer's forward pass, which keeps its input alone and runs again before its backward pass."""
     if not torch.is_grad_enabled():
         return run(x)
-    before = _BuffersBefore(layer)
-    with set_checkpoint_early_stop(not _draws_slopes(layer)):
-        output: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
+    before, stops = _BuffersBefore(layer), not _draws_slopes(layer)
+    if in_parts:
+        output = run_again_once(run, x, again=before, stops_early=stops)
+    else:
+        with set_checkpoint_early_stop(stops):
+            output = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
     before.keep_what_changed()
     return output
 
