@@ -97,7 +97,7 @@ def check_room_for_checkpoints(workload: Workload, graph: Graph, project: Path) 
     Raises:
         InputError: the disk has less than as many checkpoints take as are there at once.
     """
-    from dejavu.cost.memory import ForEachByte
+    from dejavu.cost.memory.layers import ForEachByte
     from dejavu.runtime.job.saving import FEWEST_STEPS
     from dejavu.runtime.state import KEPT
 

@@ -188,8 +188,7 @@ def read_job(folder: Path) -> TrainingJob:
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:
     """Return each rank's predicted peak memory; 0 where the costs say only whether it fits."""
-    of_rank = [sum(price.peak_bytes[s] for s in stages) for stages in binding.plan.ranks]
-    return [np.nan_to_num(of_rank[placed.pipeline_rank]) for placed in binding.placements]
+    return [np.nan_to_num(price.rank_bytes[placed.pipeline_rank]) for placed in binding.placements]
 
 
 @task(name="prepare", task_run_name="resume", cache_policy=NO_CACHE)

@@ -15,12 +15,8 @@ from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost
 from dejavu.cost.collectives.inside_stages import between_link
 from dejavu.cost.collectives.transfer import fastest_link, fit
-from dejavu.cost.memory import (
-    example_bytes,
-    layer_activation_bytes,
-    layer_temporary_bytes,
-    message_bytes,
-)
+from dejavu.cost.memory import example_bytes, message_bytes
+from dejavu.cost.memory.layers import layer_activation_bytes, layer_temporary_bytes
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.sources.predicted import Predicted, layer_kernels
 from dejavu.graphs.capture import capture

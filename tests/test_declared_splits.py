@@ -24,7 +24,7 @@ from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.kernels.sharding import gathers_scores, has_split_loss, layer_kernels
-from dejavu.cost.memory import Shard
+from dejavu.cost.memory.shard import Shard
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Layer
 from dejavu.graphs.kernels import kernel_of

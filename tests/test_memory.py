@@ -16,7 +16,8 @@ from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, StagePlace, fixed_bytes, stage_memory
 from benchmarks.pipeline.plans import one_device
-from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, layer_activation_bytes
+from dejavu.cost.memory import example_bytes
+from dejavu.cost.memory.layers import ForEachByte, cast_bytes, layer_activation_bytes
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import DTYPES, Graph, Layer

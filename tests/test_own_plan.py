@@ -245,8 +245,12 @@ def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_p
     found = price_own_plan(request_, plan)
     assert found.simulated_seconds == pytest.approx(choice.simulated_seconds, rel=1e-9)
     assert tuple(found.range_seconds) == pytest.approx(tuple(choice.range_seconds), rel=1e-9)
-    peaks, own_of = choice.chosen.price.peak_bytes, {s: own for own in plan.ranks for s in own}
-    assert found.peak_bytes_S == pytest.approx([sum(peaks[t] for t in own_of[s]) for s in range(len(plan.stages))])
+    price, rank_of = choice.chosen.price, {s: rank for rank, own in enumerate(plan.ranks) for s in own}
+    assert found.peak_bytes_S == pytest.approx([price.rank_bytes[rank_of[s]] for s in range(len(plan.stages))])
+    for rank, own in enumerate(plan.ranks):  # more than each of its stages alone, less than all where they take turns
+        alone = [price.peak_bytes[s] for s in own]
+        assert max(alone) <= price.rank_bytes[rank] <= sum(alone) * (1 + 1e-9)
+        assert len(own) == 1 or price.rank_bytes[rank] < 0.999 * sum(alone)
     assert (found.formula_seconds is None) == (SCHEDULES[schedule].stages_per_rank > 1)
     if found.formula_seconds is not None:
         assert found.formula_seconds == pytest.approx(choice.chosen.price.step_seconds, rel=1e-9)

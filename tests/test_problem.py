@@ -490,3 +490,22 @@ def test_lanes_are_cards_and_senders() -> None:
     for cards, lanes in ((1 / 8, 2.0), (0.25, 4.0), (1.0, 4.0)):
         assert way.lanes(cards) == lanes
     assert replace(way, sequence_parallel=True).lanes(1.0) == 16.0
+
+
+@pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
+def test_what_is_recomputed_counts_in_the_first_part_of_a_backward_pass(name: str, empty: ProfileDatabase) -> None:
+    priced = priced_of(name, empty, Parallelism(recompute=(False, True), also_unsplit=True))
+    kept = [replace(one, recompute=False) for one in priced.problem.configurations]
+    # Where weights are gathered beside computing, what is computed again hides some of it.
+    pairs = [
+        (c, kept[c]) for c, one in enumerate(priced.problem.configurations) if one.recompute and not one.zero_level
+    ]
+    pairs = [(c, priced.problem.index(other)) for c, other in pairs if other in priced.problem.configurations]
+    assert pairs
+    for c, other in pairs:
+        again_L = priced.backward_seconds_CL[c] - priced.backward_seconds_CL[other]
+        more_L2 = priced.parts_seconds_CL2[c] - priced.parts_seconds_CL2[other]
+        runs_L = np.isfinite(again_L)
+        assert (again_L[runs_L][1:-1] > 0).all()
+        np.testing.assert_allclose(more_L2[runs_L, 0], again_L[runs_L], rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(more_L2[runs_L, 1], 0.0, atol=1e-12)

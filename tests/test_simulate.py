@@ -309,7 +309,7 @@ def test_scaling_all_times_scales_the_step(schedule: str, num_stages: int, num_m
     question = random_question(9, schedule, num_stages, num_microbatches)
 
     def scaled(row: Any) -> Any:
-        return type(row)(*(3.7 * value if value != () else () for value in vars(row).values()))
+        return type(row)(*(value if value in ((), None) else 3.7 * value for value in vars(row).values()))
 
     larger = replace(
         question, stages=tuple(map(scaled, question.stages)), messages=tuple(map(scaled, question.messages))
@@ -319,23 +319,40 @@ def test_scaling_all_times_scales_the_step(schedule: str, num_stages: int, num_m
 
 @every_case
 def test_in_flight_and_bytes_are_those_of_the_lists(schedule: str, num_stages: int, num_microbatches: int) -> None:
-    question = random_question(10, schedule, num_stages, num_microbatches)
+    question, rng = random_question(10, schedule, num_stages, num_microbatches), np.random.default_rng(num_stages)
+    besides = ("passing_bytes", "stepping_bytes", "retained_bytes", "waiting_bytes")
+    stages = tuple(
+        replace(stage, **{name: float(20 * rng.random()) for name in besides if rng.random() < 0.8})
+        for stage in question.stages
+    )
+    question = replace(question, stages=stages)
     simulated, plan = question.simulated(), question.plan
     most, peak = [0] * num_stages, []
     for rank, order in enumerate(actions(schedule, num_stages, num_microbatches)):
         held: Counter[int] = Counter()
-        fixed = sum(question.stages[s].fixed_bytes for s in plan.ranks[rank])
-        sizes = [fixed]
+        own = [question.stages[s] for s in plan.ranks[rank]]
+        always = sum(stage.fixed_bytes for stage in own)
+        fixed = always + max(stage.passing_bytes for stage in own)  # a rank runs one pass at a time
+        sizes, now = [fixed], fixed
         for stage, direction, _ in order:
             held[stage] += {Pass.FORWARD: 1, Pass.BACKWARD_INPUT: 0}.get(direction, -1)
             most[stage] = max(most[stage], held[stage])
-            if direction is not Pass.BACKWARD_INPUT:
-                sizes.append(fixed + sum(n * question.stages[s].activation_bytes for s, n in held.items()))
-        peak.append(max(sizes))
+            one = question.stages[stage]
+            each = one.activation_bytes
+            retained, waiting = (each if part is None else part for part in (one.retained_bytes, one.waiting_bytes))
+            for change in {
+                Pass.FORWARD: [each],
+                Pass.BACKWARD: [-each],
+                Pass.BACKWARD_INPUT: [retained - each, waiting - retained],
+                Pass.BACKWARD_WEIGHT: [-waiting],
+            }[direction]:
+                now += change
+                sizes += [now] * (change != 0.0)
+        peak.append(max(*sizes, fixed, always + sum(stage.stepping_bytes for stage in own)))
         seconds, found = simulated.held_bytes(rank)
         assert found == pytest.approx(sizes[1:])
         assert (np.diff(seconds) >= 0).all()
-        assert found[-1] == pytest.approx(fixed)
+        assert found.size == 0 or found[-1] == pytest.approx(fixed)
     assert simulated.in_flight == tuple(most)
     assert simulated.peak_bytes == pytest.approx(peak)
     rule = [SCHEDULES[schedule].in_flight(s, num_stages, num_microbatches) for s in range(num_stages)]
@@ -463,7 +480,7 @@ def test_what_does_not_fit_is_refused(asked: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_every_number_of_a_stage_is_checked(wrong: float) -> None:
-    right = StageSeconds(1.0, 2.0, 0.5, 0.1, 1.0, 1.0, 8.0, 9.0, ((1.0, 2.0), (1.0, 2.0)))
+    right = StageSeconds(1.0, 2.0, 0.5, 0.1, 1.0, 1.0, 8.0, 9.0, 7.0, 6.0, 9.0, 8.5, ((1.0, 2.0), (1.0, 2.0)))
     sliced = replace(plan_of("1f1b", 2, 2), slices=(4, 4))
     assert simulate(sliced, [right, right]).step_seconds > 0
     assert simulate_blocking([right, right], [BlockingMessages(0.0, 0.0)], 2).step_seconds > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from dejavu.simulation._action_table import action_table
 from dejavu.simulation.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulation.bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulation.bound._dual import times_of
-from dejavu.simulation.bound._paths import busy_lines, drained_lines, longest_path, max_in_flight
-from dejavu.simulation.bound._prefix_sums import bound_problem
+from dejavu.simulation.bound._paths import busy_lines, drained_lines, longest_path, max_in_flight, most_together
+from dejavu.simulation.bound._prefix_sums import bound_problem, memory_shares
 
 EVERY = tuple(SCHEDULES)
 MOST_PLANS = 700  # for every plan to be simulated in tenths of a second
@@ -134,6 +135,52 @@ def test_lines_are_below_every_simulated_step(seed: int) -> None:
         for other in (*busy_lines(order), *drained_lines(order)):
             assert other.seconds(times) <= simulated.step_seconds * (1 + 1e-12)
     assert not paths or np.median(paths) > 0.7
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if SCHEDULES[name].stages_per_rank > 1])
+def test_is_below_a_plan_whose_ranks_just_fit(name: str) -> None:
+    rng, tried = np.random.default_rng(0), 0
+    for seed in range(420, 600):
+        priced = small_priced(seed)
+        plans = [plan for plan in itertools.islice(every_plan(priced, name), 300) if len(plan.ranks) > 1]
+        for plan in map(plans.__getitem__, rng.permutation(len(plans))[:1]):
+            simulated = simulate_plan(priced, plan)
+            of_ranks = [priced.problem.index(plan.rank_configuration(rank)) for rank in range(len(plan.ranks))]
+            capacity_bytes_C = np.zeros(len(priced.problem.configurations))
+            np.maximum.at(capacity_bytes_C, of_ranks, simulated.peak_bytes)
+            costs = dataclasses.replace(additive(priced), capacity_bytes_C=capacity_bytes_C)
+            tight = dataclasses.replace(priced, problem=dataclasses.replace(priced.problem, costs=costs))
+            seconds = simulated.step_seconds
+            found = simulated_lower_bound(tight, schedules=(name,), best_seconds=1.5 * seconds, budget_seconds=2.0)
+            assert found.seconds <= seconds * (1 + 1e-9), (seed, plan)
+            tried += 1
+        if tried == 6:
+            return
+    pytest.fail(f"{tried} plans were tried; wanted 6")
+
+
+@pytest.mark.parametrize("seed", range(410, 420))
+def test_shares_of_memory_add_up_to_no_more_than_a_rank_holds(seed: int) -> None:
+    """Of any two stages of a rank; and to nearly as much where they are all that it has, and passes need nothing."""
+    rng = np.random.default_rng(seed)
+    priced, near = small_priced(seed), list[float]()
+    costs = additive(priced)
+    passing_CL, stepping_CL = costs.temporary_bytes_CL, rng.uniform(0.0, 5.0, costs.temporary_bytes_CL.shape)
+    for needs in ({"temporary_bytes_CL": 0.0 * passing_CL}, {"step_bytes_CL": stepping_CL}, {}):
+        costed = dataclasses.replace(costs, **needs)
+        changed = dataclasses.replace(priced, problem=dataclasses.replace(priced.problem, costs=costed))
+        for plan in some_plans(changed, rng):
+            order = action_table(SCHEDULES[plan.schedule], len(plan.stages), plan.num_microbatches)
+            share_SCLL1 = memory_shares(changed, most_together(order))
+            simulated = simulate_plan(changed, plan)
+            for rank, own in enumerate(plan.ranks):
+                c = changed.problem.index(plan.rank_configuration(rank))
+                shares = [float(share_SCLL1[s, c, plan.stages[s].start, plan.stages[s].stop]) for s in own]
+                held = simulated.peak_bytes[rank] / float(costed.capacity_bytes_C[c])
+                assert sum(sorted(shares)[-2:]) <= held
+                if len(own) == 2 and "temporary_bytes_CL" in needs:
+                    near.append(sum(shares) / held)
+    assert min(near, default=1.0) > 0.8 and max(near, default=1.0) > 0.999
 
 
 def test_what_cannot_run_counts_as_infinitely_slow() -> None:

@@ -12,7 +12,7 @@ from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.plans.stage_costs import AdditiveCosts
-from dejavu.simulation import simulate_plan
+from dejavu.simulation import Simulation, simulate_plan
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12)
 
@@ -23,7 +23,7 @@ def least_by_schedule(priced: PricedProblem) -> dict[str, float]:
     for name in SCHEDULES:
         for plan in every_plan(priced, name):
             simulation = simulate_plan(priced, plan)
-            if _fits(priced, plan, simulation.in_flight):
+            if _fits(priced, plan, simulation):
                 least[name] = min(least[name], simulation.step_seconds)
     return least
 
@@ -48,16 +48,15 @@ def every_plan(priced: PricedProblem, name: str) -> Iterator[Plan]:
                 yield Plan(tuple(stages), name, B)
 
 
-def _fits(priced: PricedProblem, plan: Plan, in_flight: tuple[int, ...]) -> bool:
+def _fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     costs = priced.problem.costs
     assert isinstance(costs, AdditiveCosts)
-    for stages in plan.ranks:
+    for rank, stages in enumerate(plan.ranks):
         c = priced.problem.index(plan.stages[stages[0]].configuration)
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s in stages]
-        if len(stages) == 1 and costs.max_in_flight(*spans[0]) < in_flight[stages[0]]:
+        if len(stages) == 1 and costs.max_in_flight(*spans[0]) < simulated.in_flight[stages[0]]:
             return False
-        needed = sum(costs.peak_bytes(*span, in_flight[s]) for span, s in zip(spans, stages, strict=True))
-        if len(stages) > 1 and needed > costs.capacity_bytes_C[c]:
+        if len(stages) > 1 and simulated.peak_bytes[rank] > costs.capacity_bytes_C[c]:
             return False
     return True
 

@@ -1,12 +1,13 @@
-"""Peak memory of pipeline stages: as plans count it, against torch's CPU allocator in real 1F1B training.
+"""Peak memory of pipeline ranks: as plans count it, against torch's CPU allocator in real training.
 
-`planned` is the very number that searches hold against a device's memory (`configuration_memory`, `AdditiveCosts`);
+`planned` is the very number that plans hold against a device's memory (`configuration_memory`, `Simulation`);
 `moments` is the referee of `benchmarks.cost.stage_memory`, which no plan uses, because it is no sum over layers.
 
 Each case trains a pipeline of four ranks by the project's own runtime (gloo, torch's 1F1B schedule), so that its stages
-hold 4, 3, 2 and 1 microbatches at once, or two stages of two replicas each, at every ZeRO level; recompute is torch's
-checkpointing of every layer. A rank's allocator tells every allocation from before its weights are drawn to the end of
-the third step; of a stage's replicas the one that takes most counts.
+hold 4, 3, 2 and 1 microbatches at once, or two stages of two replicas each, at every ZeRO level, or two stages on each
+rank under every schedule that has them; recompute is torch's checkpointing of every layer. A rank's allocator tells
+every allocation from before its weights are drawn to the end of the third step; of a stage's replicas the one that
+takes most counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.process import rank_environment
+from dejavu.simulation import StageSeconds, simulate
 from dejavu.workload import OptimizerSettings, Workload
 
 NUM_RANKS, NUM_STEPS = 4, 3  # optimizer state exists from the second step on
@@ -87,10 +89,16 @@ class Case:
     name: str
     workload: Workload
     configuration: StageConfiguration
+    schedule: str = "1f1b"
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks, of one process or of several replicas."""
+        return NUM_RANKS // self.configuration.num_devices
 
     @property
     def num_stages(self) -> int:
-        return NUM_RANKS // self.configuration.num_devices
+        return self.num_ranks * SCHEDULES[self.schedule].stages_per_rank
 
     @property
     def of_a_replica(self) -> Workload:
@@ -99,21 +107,23 @@ class Case:
         )
 
 
+TWO_ON_A_RANK = tuple(name for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 2)
 REPLICATED = ("gpt", "gpt in bfloat16, float32 masters")
 
 
 def cases() -> list[Case]:
-    """Every workload in four stages, kept and recomputed; and some in two stages of two replicas."""
+    """Every workload in four stages, kept and recomputed; some in two of two replicas, or two on each of four ranks."""
     alone = [one_device(recompute=again) for again in (False, True)]
     sharing = [one_device(2, zero_level=level) for level in ZERO_LEVELS]
     return [
         *(Case(name, workload, one) for name, workload in WORKLOADS.items() for one in alone),
         *(Case(name, WORKLOADS[name], one) for name in REPLICATED for one in sharing),
+        *(Case("gpt", WORKLOADS["gpt"], one, name) for name in TWO_ON_A_RANK for one in alone),
     ]
 
 
 def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """All cases; a row for each stage."""
+    """All cases; a row for each pipeline rank."""
     rows = [row for case in cases() for row in case_rows(case)]
 
     def errors(column: str) -> list[float]:
@@ -133,31 +143,35 @@ def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         "megatron_mape_percent": mean("megatron_percent"),
         "zero_least_percent": min(row["planned_percent"] for row in rows if row["zero_level"]),
         "zero_worst_percent": max(row["planned_percent"] for row in rows if row["zero_level"]),
+        "two_stages_least_percent": min(row["planned_percent"] for row in rows if row["stages"] == 2),
+        "two_stages_worst_percent": max(row["planned_percent"] for row in rows if row["stages"] == 2),
+        "two_stages_alone_worst_percent": max(row["alone_percent"] for row in rows if row["stages"] == 2),
         "rows": len(rows),
     }
-    return "Peak memory of a stage: as plans count it, and the CPU allocator's", rows, summary
+    return "Peak memory of a pipeline rank: as plans count it, and the CPU allocator's", rows, summary
 
 
 def case_rows(case: Case) -> list[dict[str, Any]]:
-    """Predict every stage, then train the pipeline and compare."""
+    """Predict every rank, then train the pipeline and compare."""
     graph = capture(case.of_a_replica)
     plan = even_plan(len(graph.layers), case)
-    predicted = [stage_bytes(case, graph, plan, stage) for stage in range(case.num_stages)]
+    predicted = predicted_bytes(case, graph, plan)
     rows = []
-    for stage, real in enumerate(real_peaks(case, plan)):
-        found = predicted[stage]
+    for rank, (found, real) in enumerate(zip(predicted, real_peaks(case, plan), strict=True)):
         off = {name: 100 * (size / real - 1) if size is not None else None for name, size in found.items()}
         rows.append(
             {
                 "model": case.name,
-                "stage": stage,
-                "depth": case.num_stages - stage,
+                "schedule": case.schedule,
+                "rank": rank,
+                "stages": len(plan.ranks[rank]),
                 "recompute": case.configuration.recompute,
                 "replicas": case.configuration.data_parallel,
                 "zero_level": case.configuration.zero_level,
                 "real_bytes": real,
                 "planned_bytes": round(found["planned"] or 0),
                 "planned_percent": off["planned"],
+                "alone_percent": off["alone"],
                 "moments_bytes": None if found["moments"] is None else round(found["moments"]),
                 "moments_percent": off["moments"],
                 "outputs_percent": off["outputs"],
@@ -171,18 +185,48 @@ def even_plan(num_layers: int, case: Case) -> Plan:
     """As many layers for each stage."""
     cuts = [round(s * num_layers / case.num_stages) for s in range(case.num_stages + 1)]
     stages = tuple(Stage(start, stop, case.configuration) for start, stop in pairwise(cuts))
-    return Plan(stages, case.workload.searched_schedule, case.workload.num_microbatches)
+    return Plan(stages, case.schedule, case.workload.num_microbatches)
 
 
-def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, float | None]:
-    """What plans, the referee and two usual formulas say of one stage; of replicas plans alone."""
+def predicted_bytes(case: Case, graph: Graph, plan: Plan) -> list[dict[str, float | None]]:
+    """What plans, the sum of their stages alone, the referee and two usual formulas say of each pipeline rank.
+
+    The last three of one stage, of one replica, alone.
+    """
+    costs = planned_costs(case.workload, graph, case.configuration)
+    needed = [costs.stage_bytes(stage.start, stage.stop, 0) for stage in plan.stages]
+    splits = SCHEDULES[plan.schedule].splits_backward
+    rows = [
+        StageSeconds(
+            1.0,
+            2.0,
+            0.0,
+            activation_bytes=one.each,
+            fixed_bytes=one.always,
+            passing_bytes=one.in_parts if splits else one.passing,
+            stepping_bytes=one.stepping,
+            retained_bytes=one.retained,
+            waiting_bytes=one.waiting,
+        )  # how long passes take changes nothing of what ranks hold
+        for one in needed
+    ]
+    simulated, found = simulate(plan, rows), list[dict[str, float | None]]()
+    for rank, stages in enumerate(plan.ranks):
+        spans = [(plan.stages[s].start, plan.stages[s].stop, 0) for s in stages]
+        alone = sum(costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in zip(stages, spans, strict=True))
+        said = {"planned": simulated.peak_bytes[rank], "alone": alone}
+        is_plain = len(stages) == 1 and case.configuration.data_parallel == 1
+        others = formulas(case, graph, plan, rank) if is_plain else dict.fromkeys(("moments", "outputs", "megatron"))
+        found.append({**said, **others})
+    return found
+
+
+def formulas(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, float | None]:
+    """What the referee and two usual formulas say of one stage."""
     workload, span = case.workload, plan.stages[stage]
     layers = graph.layers[span.start : span.stop]
     depth = named(SCHEDULES, plan.schedule).in_flight(stage, case.num_stages, plan.num_microbatches)
     examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
-    planned = planned_costs(workload, graph, case.configuration).peak_bytes(span.start, span.stop, 0, depth)
-    if case.configuration.data_parallel > 1:
-        return {"planned": planned, "moments": None, "outputs": None, "megatron": None}
     memory = stage_memory(
         layers,
         case.configuration,
@@ -191,7 +235,6 @@ def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, f
     )
     fixed = fixed_bytes(sum(layer.parameter_bytes for layer in layers), workload.optimizer)
     return {
-        "planned": planned,
         "moments": memory.peak_bytes,
         "outputs": fixed + depth * outputs_bytes(layers, recompute=case.configuration.recompute),
         "megatron": megatron_bytes(case, layers, fixed, depth),
@@ -217,6 +260,9 @@ def planned_costs(workload: Workload, graph: Graph, configuration: StageConfigur
         capacity_bytes_C=np.array([memory.capacity_bytes]),
         message_bytes_CL1=memory.message_bytes_L1[None],
         step_bytes_CL=memory.step_bytes_L[None],
+        retained_bytes_CL=memory.retained_bytes_L[None],
+        waiting_bytes_CL=memory.waiting_bytes_L[None],
+        in_parts_bytes_CL=memory.in_parts_bytes_L[None],
     )
 
 
@@ -246,10 +292,10 @@ def megatron_bytes(case: Case, layers: Sequence[Layer], fixed: float, depth: int
 
 
 def real_peaks(case: Case, plan: Plan) -> list[int]:
-    """Train the pipeline; the allocator's peak of every stage."""
+    """Train the pipeline; the allocator's peak of every pipeline rank."""
     with tempfile.TemporaryDirectory(prefix="dejavu-memory-") as folder:
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
-        binding = by_hand(plan.schedule, bounds, [case.configuration] * case.num_stages, plan.num_microbatches)
+        binding = by_hand(plan.schedule, bounds, [case.configuration] * case.num_ranks, plan.num_microbatches)
         path = replace(job_of(case.workload, binding, NUM_STEPS), folder=folder).write()
         words = [word for word in torchrun_words(NUM_RANKS, path) if not word.startswith("--max-restarts")]
         words[words.index("dejavu.runtime.worker")] = "benchmarks.cost._memory_rank"
@@ -265,7 +311,7 @@ def real_peaks(case: Case, plan: Plan) -> list[int]:
         peaks = [
             json.loads((Path(folder) / f"peak-{rank}.json").read_text())["peak_bytes"] for rank in range(NUM_RANKS)
         ]
-        stage_of = [place.pipeline_rank for place in binding.placements]
+        rank_of = [place.pipeline_rank for place in binding.placements]
         return [
-            max(peak for peak, s in zip(peaks, stage_of, strict=True) if s == stage) for stage in range(case.num_stages)
+            max(peak for peak, r in zip(peaks, rank_of, strict=True) if r == rank) for rank in range(case.num_ranks)
         ]

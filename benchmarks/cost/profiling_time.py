@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.cost.stage_memory import fixed_bytes
 from dejavu.cluster import load_cluster
 from dejavu.cost import cost_table, sources
-from dejavu.cost.memory import layer_activation_bytes
+from dejavu.cost.memory.layers import layer_activation_bytes
 from dejavu.graphs.capture import capture
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload

@@ -11,13 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dejavu.cost.memory import (
-    ALL_AT_ONCE_TENSORS,
-    ONE_BY_ONE_TENSORS,
-    ForEachByte,
-    Shard,
-    cast_bytes,
-)
+from dejavu.cost.memory.layers import ALL_AT_ONCE_TENSORS, ONE_BY_ONE_TENSORS, ForEachByte, cast_bytes
+from dejavu.cost.memory.shard import Shard
 from dejavu.graphs.graph import Layer
 from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
 from dejavu.plans import StageConfiguration

@@ -16,7 +16,7 @@ from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.simulation import StageSeconds, simulate_plan, stages_of
+from dejavu.simulation import StageSeconds, price_of_simulated, simulate_plan, stages_of
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 
 SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b", 4: "interleaved_1f1b_4"}  # by stages on each pipeline rank
@@ -96,15 +96,13 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool, hides
     if not training.overlaps_sums and not hides_sums:
         rows = [_summed_at_the_end(prices, row, stage, count) for row, stage in zip(rows, plan.stages, strict=True)]
     simulated = simulate_plan(priced, plan, stages=rows)
-    spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
-    held = [priced.problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)]
     tokens = training.batch_size * training.model.sequence_length / simulated.step_seconds / training.num_devices
     return Prediction(
         microbatch_size,
         recompute,
         simulated.step_seconds,
         tokens,
-        max(sum(held[s] for s in stages) for stages in plan.ranks) / GIB,
+        max(price_of_simulated(priced, plan, simulated).rank_bytes) / GIB,
         fits(priced, plan, simulated),
         simulated.bubble_fraction,
     )

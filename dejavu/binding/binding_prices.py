@@ -16,7 +16,7 @@ from dejavu.binding.site import Ints, Site
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import HAIR, AdditiveCosts, Floats
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts, Floats, StageBytes, rank_bytes
 
 
 class BindingPrices(LinkPrices):
@@ -68,7 +68,7 @@ class BindingPrices(LinkPrices):
         but may stay where the plan has it.
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
-        schedule, needed_bytes, host_share = named(SCHEDULES, plan.schedule), 0.0, 0.0
+        schedule, needed, in_flight_bytes, host_share = named(SCHEDULES, plan.schedule), list[StageBytes](), 0.0, 0.0
         is_same = configuration.device_type == plan.stages[stages[0]].configuration.device_type
         if plan.both_ways or (len(stages) > 1 and is_same):  # a stage of the other copy is there as well
             return is_same
@@ -76,11 +76,12 @@ class BindingPrices(LinkPrices):
             stage, held = plan.stages[s], schedule.in_flight(s, len(plan.stages), plan.num_microbatches)
             if costs.max_in_flight(stage.start, stage.stop, c) < held:
                 return False
-            needed_bytes += costs.peak_bytes(stage.start, stage.stop, c, held)
+            needed.append(costs.stage_bytes(stage.start, stage.stop, c))
+            in_flight_bytes += held * needed[-1].each
             host_share += costs.host_share(stage.start, stage.stop, c, held)
         if len(stages) == 1 or not isinstance(costs, AdditiveCosts):
             return True
-        return bool(needed_bytes <= costs.room_bytes_C[c] and host_share <= 1 + HAIR)
+        return bool(rank_bytes(needed, in_flight_bytes) <= costs.room_bytes_C[c] and host_share <= 1 + HAIR)
 
     def kinds_NR(self, places_NRW: Ints) -> Ints:
         return self.site.kind_P[places_NRW[:, :, 0]]

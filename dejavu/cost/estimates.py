@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
-from dejavu.cost.memory import layer_activation_bytes
+from dejavu.cost.memory.layers import layer_activation_bytes
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Graph, Layer
 

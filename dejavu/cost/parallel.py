@@ -22,7 +22,8 @@ from dejavu.cost.estimates import CostError
 from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import SliceOfTokens, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, trained_bytes, weight_bytes
-from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
+from dejavu.cost.memory import ConfigurationMemory, configuration_memory, example_bytes
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.offload.updates import Stepped, disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.offload.weights import arriving_bytes, fetching_seconds, summing_seconds
 from dejavu.cost.parts import Passes, PricedParts, StagePasses, ratio
@@ -48,7 +49,7 @@ class _Column(NamedTuple):
     slices: tuple[tuple[Floats, Floats], ...]
     host_capacity_bytes: float
     disk_capacity_bytes: float
-    fetched_L3: Floats
+    unshared_L3: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +57,14 @@ class ConfigurationCosts:
     """Additive costs, and their forward and backward parts separately, for simulating a schedule; of the mean slice.
 
     Attributes:
-        fetched_seconds_CL3: as of a `PricedProblem`.
+        unshared_seconds_CL3: as of a `PricedProblem`.
     """
 
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
     on_disk: OnDisk
-    fetched_seconds_CL3: Floats
+    unshared_seconds_CL3: Floats
     slices: SlicePrices | None = None
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
@@ -73,7 +74,7 @@ class ConfigurationCosts:
             self.forward_seconds_CL[rows],
             self.backward_seconds_CL[rows],
             self.on_disk.of(rows),
-            self.fetched_seconds_CL3[rows],
+            self.unshared_seconds_CL3[rows],
             self.slices and self.slices.of(rows),
         )
 
@@ -134,6 +135,9 @@ class ParallelPrices:
                 capacity_bytes_C=np.array([memory.capacity_bytes for memory in memories]),
                 message_bytes_CL1=np.array([memory.message_bytes_L1 for memory in memories]),
                 step_bytes_CL=np.array([memory.step_bytes_L for memory in memories]),
+                retained_bytes_CL=np.array([memory.retained_bytes_L for memory in memories]),
+                waiting_bytes_CL=np.array([memory.waiting_bytes_L for memory in memories]),
+                in_parts_bytes_CL=np.array([memory.in_parts_bytes_L for memory in memories]),
                 host_fixed_bytes_CL=np.where(on_disk_C1, 0.0, state_CL),
                 host_activation_bytes_CL=np.array([memory.offloaded_bytes_L for memory in memories]),
                 host_capacity_bytes_C=np.array([column.host_capacity_bytes for column in columns]),
@@ -143,7 +147,7 @@ class ParallelPrices:
             on_disk=OnDisk(
                 np.where(on_disk_C1, state_CL, 0.0), np.array([column.disk_capacity_bytes for column in columns])
             ),
-            fetched_seconds_CL3=np.array([column.fetched_L3 for column in columns]),
+            unshared_seconds_CL3=np.array([column.unshared_L3 for column in columns]),
             slices=_slice_prices(lengths, columns),
         )
 
@@ -185,7 +189,7 @@ class ParallelPrices:
         trained_L = np.array([trained_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         each = [self.computing.passes(configuration, m, own) for own in slices or (None,)]
         passes, again = Passes.mean(each), [0.0 * one.forward_L for one in each]
-        gradient = ForEachByte.of(workload.optimizer).gradient_bytes
+        gradient, unshared_L3 = ForEachByte.of(workload.optimizer).gradient_bytes, np.zeros((len(weights_L), 3))
         forward = passes.forward_L + self._inside_layers(configuration, m, "forward", n)
         backward = passes.backward_L + self._inside_layers(configuration, m, "backward", n)
         if configuration.recompute:  # sums inside layers are repeated
@@ -195,7 +199,10 @@ class ParallelPrices:
             )
             again = [again_L * ratio(one.forward_L, whole_L) for one in each]
             sums_L = self._inside_layers(configuration, m, "forward", n, again=True)
-            backward = backward + np.mean(again, axis=0) + sums_L
+            repeated_L = np.mean(again, axis=0) + sums_L
+            # The weights' part computes nothing again. What cannot run has no parts.
+            unshared_L3[:, :2] = np.where(np.isfinite(repeated_L), repeated_L, 0.0)[:, None]
+            backward = backward + repeated_L
         device, rule = self._cluster.device_types[configuration.device_type], workload.gradients
         ways = (FORWARD, COMPARED_BACKWARD if rule.gathers else BACKWARD)
         moved = (self._gathers(configuration, weights_L, gradient, names) for names in ways)
@@ -232,11 +239,10 @@ class ParallelPrices:
             )  # fmt: skip
             largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
             staged = staging_bytes(stepped.ratio * largest, stepped.settings)
-        fetched_L3 = np.zeros((len(weights_L), 3))
         if away.parameters:
             fetched = fetching_seconds(weights_L, workload.optimizer, host)
             forward, backward = forward + fetched.forward_L, backward + fetched.backward_L
-            fetched_L3 = np.stack(fetched[1:], axis=1)
+            unshared_L3 = unshared_L3 + np.stack(fetched[1:], axis=1)
             if configuration.data_parallel > 1 and device.kind != "cpu":  # ranks on CPUs send them from where they are
                 once_L = once_L + summing_seconds(trained_L, workload.optimizer, host)
             staged += arriving_bytes(float(weights_L.max()), workload.optimizer)
@@ -249,7 +255,7 @@ class ParallelPrices:
             (besides[0] + one.forward_L, besides[1] + one.backward_L + repeated)
             for one, repeated in zip(each, again, strict=True)
         )
-        return _Column(forward, backward, once_L, latency, memory, by_slice, room, float(nvme.size_bytes), fetched_L3)
+        return _Column(forward, backward, once_L, latency, memory, by_slice, room, float(nvme.size_bytes), unshared_L3)
 
     def sum_seconds(
         self,

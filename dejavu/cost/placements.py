@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster, Device
 from dejavu.cost.kernels.roofline import peak_flops_per_second
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.dataflow import Dataflow

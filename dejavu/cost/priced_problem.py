@@ -14,7 +14,7 @@ from dejavu.cost.collectives.inside_stages import Neighbours, stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
 from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import OFFLOADS, Parallelism
@@ -105,7 +105,7 @@ def price_problem(
         dict(backward_parts_L2 or {}),
         runs,
         found.on_disk,
-        runs * found.fetched_seconds_CL3,
+        runs * found.unshared_seconds_CL3,
         found.slices and found.slices.times(runs),
         ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.trained_bytes for layer in graph.layers]),
     )
@@ -244,7 +244,9 @@ def holds_all(costs: AdditiveCosts, c: int, num_microbatches: int) -> bool:
     """
     tables = (costs.fixed_bytes_CL, costs.temporary_bytes_CL, costs.step_bytes_CL)
     needed = sum(float(table[c].sum()) for table in tables)
-    needed += num_microbatches * float(costs.activation_bytes_CL[c].sum()) + 2 * float(costs.message_bytes_CL1[c].sum())
+    in_flight = (costs.activation_bytes_CL, costs.retained_bytes_CL, costs.waiting_bytes_CL)
+    needed += num_microbatches * float(np.maximum.reduce([table[c] for table in in_flight]).sum())
+    needed += 2 * float(costs.message_bytes_CL1[c].sum())
     in_node = costs.host_share(0, costs.num_layers, c, num_microbatches)
     return needed <= float(costs.capacity_bytes_C[c]) and in_node <= 1
 

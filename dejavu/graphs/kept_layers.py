@@ -22,7 +22,7 @@ from dejavu.cluster.records import Kind
 from dejavu.foundation import user_cache
 from dejavu.graphs.capture import End, Form, Traced, plain_arguments
 from dejavu.graphs.graph import Layer, Operator
-from dejavu.graphs.liveness import Footprint, Moment
+from dejavu.graphs.liveness import Footprint, InParts, Moment
 from dejavu.workload.models import LayerBuilder
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -145,4 +145,4 @@ def _operator(kind: str, direction: str, inputs: list[list[int]], outputs: list[
 
 def _footprint(row: dict[str, Any]) -> Footprint:
     ways = {way: tuple(Moment(size, frozenset(alive)) for size, alive in row[way]) for way in _WAYS}
-    return Footprint(**{**row, **ways})
+    return Footprint(**{**row, **ways, "in_parts": InParts(*row["in_parts"])})

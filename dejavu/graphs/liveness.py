@@ -14,7 +14,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dejavu.cluster.records import Kind
+from dejavu.graphs.in_parts.running_again import run_again_once
+from dejavu.graphs.in_parts.split_backward import OwnTensor, backward_input, backward_weight
 from dejavu.graphs.inside import inside_bytes, size_of
 
 INPUT, OUTPUT, ARRIVING = "input", "output", "arriving"  # arriving: the gradient of the output
@@ -46,6 +49,20 @@ class Moment:
     alive: frozenset[str]
 
 
+class InParts(NamedTuple):
+    """A layer's own bytes where its backward pass runs in two parts (`graphs.in_parts`), for one microbatch.
+
+    Attributes:
+        retained_bytes: when the first has passed the layer, but not yet all of its stage.
+        waiting_bytes: between the two.
+        most_bytes: the most while either passes the layer, with the gradient of its output.
+    """
+
+    retained_bytes: int
+    waiting_bytes: int
+    most_bytes: int
+
+
 @dataclass(frozen=True)
 class Footprint:
     """One layer's memory for one microbatch, its weights and their gradients left out.
@@ -59,6 +76,7 @@ class Footprint:
         forward, backward: its moments, at most one for each set of boundary tensors.
         buffer_bytes: tensors of the module that are not weights.
         largest_parameter_bytes: its largest single weight.
+        in_parts: where its backward pass runs in two parts.
     """
 
     input_bytes: int
@@ -71,6 +89,7 @@ class Footprint:
     backward: tuple[Moment, ...]
     buffer_bytes: int
     largest_parameter_bytes: int
+    in_parts: InParts
 
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -93,8 +112,10 @@ def footprint(
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     outside = (inputs, *parameters, *(p.grad for p in parameters if p.grad is not None), *module.buffers())
-    watch = _Watch(outside, kind)
+    watch, between = _Watch(outside, kind), _Watch(outside, kind)
     try:
+        with between:
+            in_parts = _in_parts(module, inputs, loss, between, recompute=recompute)
         with watch:
             held, forward, sizes = _forward(module, inputs, loss, watch, recompute=recompute)
             end = watch.end
@@ -116,6 +137,7 @@ def footprint(
         backward=watch.moments(),
         buffer_bytes=sum(buffers.values()),
         largest_parameter_bytes=max((size_of(parameter) for parameter in parameters), default=0),
+        in_parts=in_parts,
     )
 
 
@@ -123,11 +145,7 @@ def _forward(
     module: nn.Module, inputs: torch.Tensor, loss: Loss | None, watch: _Watch, *, recompute: bool
 ) -> tuple[Moment, tuple[Moment, ...], dict[str, int]]:
     """Run forward alone; what is alive when this returns is held by the layer. `watch` keeps the end of the graph."""
-    if inputs.requires_grad:
-        x = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]  # torch's has no types
-    else:
-        x = torch.empty_like(inputs)
-    watch.call(INPUT, x)
+    x = _received(inputs, watch)
     watch.start_over()
     output = _checkpointed(module, x) if recompute else module(x)
     passed = output.untyped_storage()._cdata == x.untyped_storage()._cdata
@@ -143,6 +161,66 @@ def _forward(
         held = replace(held, own_bytes=held.own_bytes + besides)
     watch.start_over()
     return held, forward, sizes
+
+
+def _in_parts(module: nn.Module, inputs: torch.Tensor, loss: Loss | None, watch: _Watch, *, recompute: bool) -> InParts:
+    """Run forward, and backward in two parts; between them the graph stays, as if a later layer of the stage waited."""
+    x, retained = _received(inputs, watch), [0]
+
+    def arrives(gradient: torch.Tensor) -> None:
+        watch.call(INPUT, gradient)  # the upstream layer's
+        retained.append(watch.now().own_bytes)
+
+    state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)  # fake tensors cannot read the generator's
+    again = partial(_with_state, module, state)
+    output = run_again_once(again, x, keeps_generators=False) if recompute else module(x)
+    del state, again
+    if not output.requires_grad:
+        return InParts(0, 0, 0)
+    if output._is_view():
+        output = OwnTensor.apply(output)  # type: ignore[no-untyped-call]  # as a stage's
+    end, arriving = (loss(output), None) if loss else (output, [torch.empty_like(output)])
+    watch.call(OUTPUT, output)
+    if arriving:
+        watch.call(ARRIVING, arriving[0])
+    gradient_bytes, besides = size_of(output), _besides(output)
+    if x.requires_grad:
+        x.register_hook(arrives)
+    watch.start_over()
+    graph = output.grad_fn
+    groups = backward_input([end], arriving, [x], module.parameters(), retains=True)[1]
+    del output, end, arriving, x
+    waits = watch.now()
+    if OUTPUT not in waits.alive:  # the next layer keeps it
+        waits = replace(waits, own_bytes=waits.own_bytes + besides)
+    backward_weight(module.parameters(), groups)
+    del graph
+    waiting_bytes = _with_arriving(waits, gradient_bytes)  # weights' gradients may want what arrives as it is
+    return InParts(
+        retained_bytes=max(*retained, waits.own_bytes) + waiting_bytes - waits.own_bytes,
+        waiting_bytes=waiting_bytes,
+        most_bytes=max(_with_arriving(moment, gradient_bytes) for moment in watch.moments()),
+    )
+
+
+def _with_state(module: nn.Module, state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Run the layer, and keep the state as long as this may be run."""
+    output: torch.Tensor = module(x)
+    return output
+
+
+def _with_arriving(moment: Moment, gradient_bytes: int) -> int:
+    return moment.own_bytes + gradient_bytes * (ARRIVING in moment.alive)
+
+
+def _received(inputs: torch.Tensor, watch: _Watch) -> torch.Tensor:
+    """Return what the layer is given, and as a layer before it would take its gradient."""
+    if inputs.requires_grad:
+        x: torch.Tensor = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]  # torch's has no types
+    else:
+        x = torch.empty_like(inputs)
+    watch.call(INPUT, x)
+    return x
 
 
 def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

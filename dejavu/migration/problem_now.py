@@ -253,7 +253,7 @@ class _Prices:
             forward_seconds_CL=self._passes(before.forward_seconds_CL, index, configurations, slow_C1),
             backward_seconds_CL=self._passes(before.backward_seconds_CL, index, configurations, slow_C1),
             on_disk=before.on_disk and before.on_disk.of(index),
-            fetched_seconds_CL3=_scaled(before.fetched_seconds_CL3, index, slow_C1),
+            unshared_seconds_CL3=_scaled(before.unshared_seconds_CL3, index, slow_C1),
             slices=before.slices and before.slices.of(index).times(slow_C1),
             pass_costs={
                 kind.name: _slower(before.pass_costs[kind.type_name], kind.slowness)
@@ -292,14 +292,6 @@ class _Prices:
     ) -> AdditiveCosts:
         costs = self._running.priced.problem.costs
         assert isinstance(costs, AdditiveCosts), "a workload's problem has additive costs"
-        tables = {
-            name: getattr(costs, name)[index]
-            for name in (
-                *("per_step_latency_seconds_C", "fixed_bytes_CL", "activation_bytes_CL", "temporary_bytes_CL"),
-                *("capacity_bytes_C", "message_bytes_CL1", "step_bytes_CL"),
-                *("host_fixed_bytes_CL", "host_activation_bytes_CL", "host_capacity_bytes_C"),
-            )
-        }
         per_step_CL = costs.per_step_seconds_CL[index] * slow_C1
         for c, configuration in enumerate(configurations):
             links = self._kinds[configuration.device_type].link_slowness
@@ -307,7 +299,7 @@ class _Prices:
                 single = costs.per_step_seconds_CL[self._single(configuration)] * slow_C1[c]
                 per_step_CL[c] += (links - 1) * np.maximum(per_step_CL[c] - single, 0.0)
         seconds_CL = self._passes(costs.seconds_CL, index, configurations, slow_C1)
-        return AdditiveCosts(seconds_CL=seconds_CL, per_step_seconds_CL=per_step_CL, **tables)
+        return replace(costs.of(index), seconds_CL=seconds_CL, per_step_seconds_CL=per_step_CL)
 
     def _passes(
         self,

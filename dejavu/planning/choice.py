@@ -173,10 +173,10 @@ class Choice:
 
     def held(self, candidate: Candidate) -> list[tuple[float, float]]:
         """Return what a device of each pipeline rank holds at most, as predicted, and what it has; in bytes."""
-        plan, types, peak = candidate.plan, self.request.cluster.device_types, candidate.price.peak_bytes
+        plan, types = candidate.plan, self.request.cluster.device_types
         return [
-            (sum(peak[s] for s in stages), float(types[plan.rank_configuration(rank).device_type].memory_bytes))
-            for rank, stages in enumerate(plan.ranks)
+            (held, float(types[plan.rank_configuration(rank).device_type].memory_bytes))
+            for rank, held in enumerate(candidate.price.rank_bytes)
         ]
 
     def fullest_of(self, candidate: Candidate) -> tuple[float, float]:

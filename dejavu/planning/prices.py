@@ -12,7 +12,7 @@ from dejavu.cluster import Cluster
 from dejavu.cluster.meshes import Part, parts_of, widths_left_out
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost

@@ -134,7 +134,7 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     if _parts_a_pass(plan, plan.schedule):
         return False
     seats = plan.seats
-    for stages in plan.seats_of_ranks:
+    for rank, stages in enumerate(plan.seats_of_ranks):
         index = [problem.index(seats[s].configuration) for s in stages]
         spans = [(seats[s].start, seats[s].stop, c) for s, c in zip(stages, index, strict=True)]
         held = [simulated.in_flight[s] for s in stages]
@@ -147,10 +147,7 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
             if problem.costs.max_in_flight(*spans[0]) < simulated.in_flight[stages[0]]:
                 return False
             continue
-        needed = sum(
-            problem.costs.peak_bytes(*span, simulated.in_flight[s]) for span, s in zip(spans, stages, strict=True)
-        )
         assert isinstance(problem.costs, AdditiveCosts)
-        if needed > problem.costs.room_bytes_C[index[0]]:
+        if simulated.peak_bytes[rank] > problem.costs.room_bytes_C[index[0]]:
             return False
     return True

@@ -108,8 +108,9 @@ class PricedProblem:
         backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
             where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
         on_disk: what stages keep on their node's disks; None: nothing. Searches leave its limit to the planner.
-        fetched_seconds_CL3: what copies of weights to the device and of gradients from it take of a whole backward
-            pass, of its input's part and of its weights' part; None: nothing. The parts have shares of the rest.
+        unshared_seconds_CL3: of a whole backward pass, of its input's part and of its weights' part, what is not shared
+            so: copies of weights to the device and of gradients from it, and what recomputation computes again, which
+            comes first; None: nothing.
         slices: of sequences that go through the stages in slices; None: they go whole.
         gradient_bytes_L: of each layer's weights on one device alone.
     """
@@ -121,7 +122,7 @@ class PricedProblem:
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
     accumulate: int = 1
     on_disk: OnDisk | None = None
-    fetched_seconds_CL3: Floats | None = None
+    unshared_seconds_CL3: Floats | None = None
     slices: SlicePrices | None = None
     gradient_bytes_L: Floats = field(default_factory=lambda: np.zeros(0))
 
@@ -149,7 +150,7 @@ class PricedProblem:
             forward_seconds_CL=self.forward_seconds_CL[rows],
             backward_seconds_CL=self.backward_seconds_CL[rows],
             on_disk=self.on_disk and self.on_disk.of(rows),
-            fetched_seconds_CL3=None if self.fetched_seconds_CL3 is None else self.fetched_seconds_CL3[rows],
+            unshared_seconds_CL3=None if self.unshared_seconds_CL3 is None else self.unshared_seconds_CL3[rows],
             slices=self.slices and self.slices.of(rows),
         )
 
@@ -191,8 +192,8 @@ class PricedProblem:
         for c, configuration in enumerate(self.problem.configurations):
             shares_CL2[c] = self.backward_parts_L2.get(configuration.device_type, USUAL_PARTS)
         with np.errstate(invalid="ignore"):  # a share of nothing of what cannot run: 0 × inf
-            if self.fetched_seconds_CL3 is None:
+            if self.unshared_seconds_CL3 is None:
                 return self.backward_seconds_CL[:, :, None] * shares_CL2
-            computed_CL1 = (self.backward_seconds_CL - self.fetched_seconds_CL3[:, :, 0])[:, :, None]
-            found_CL2: Floats = computed_CL1 * shares_CL2 + self.fetched_seconds_CL3[:, :, 1:]
+            computed_CL1 = (self.backward_seconds_CL - self.unshared_seconds_CL3[:, :, 0])[:, :, None]
+            found_CL2: Floats = computed_CL1 * shares_CL2 + self.unshared_seconds_CL3[:, :, 1:]
         return found_CL2

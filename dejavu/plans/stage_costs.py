@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,37 @@ def _times(room: float, held: float) -> int:
 def _nothing() -> Floats:
     """Zeros of any shape."""
     return np.zeros((1, 1))
+
+
+class StageBytes(NamedTuple):
+    """What a stage needs on each of its devices, in bytes.
+
+    Attributes:
+        always: throughout the step.
+        passing: besides, while one of its passes runs.
+        in_parts: the same where it may be a part of a backward pass that runs in two.
+        each: for each microbatch in flight.
+        retained, waiting: for one whose backward pass runs in two parts: during the first, and between them.
+        stepping: besides, while its optimizer steps, when no microbatch is in flight.
+    """
+
+    always: float = 0.0
+    passing: float = 0.0
+    in_parts: float = 0.0
+    each: float = 0.0
+    retained: float = 0.0
+    waiting: float = 0.0
+    stepping: float = 0.0
+
+
+def rank_bytes(stages: Sequence[StageBytes], in_flight_bytes: float) -> float:
+    """Return the peak bytes on each device of a pipeline rank, which runs one pass at a time, of any of its stages.
+
+    Args:
+        in_flight_bytes: the most that its microbatches in flight take at one time, of all its stages.
+    """
+    working = max(stage.passing for stage in stages) + in_flight_bytes
+    return sum(stage.always for stage in stages) + max(working, sum(stage.stepping for stage in stages))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +122,9 @@ class DenseCosts:
         """Return nan: in this form only whether a stage fits is known."""
         return float("nan")
 
-    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
+    def stage_bytes(self, start: int, stop: int, c: int) -> StageBytes:
         """Return zeros: unknown in this form, and simulated as nothing."""
-        return 0.0, 0.0
+        return StageBytes()
 
     def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
         """Return zero: unknown in this form, which knows what fits."""
@@ -173,6 +205,9 @@ class AdditiveCosts:
         capacity_bytes_C: memory of one device.
         message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
         step_bytes_CL: the optimizer's temporaries while it steps, when no activations are held; none if not given.
+        retained_bytes_CL, waiting_bytes_CL: as `activation_bytes_CL`, where a backward pass runs in two parts: during
+            the first, which retains the graph for the second, and between them. Never less than these, given or not.
+        in_parts_bytes_CL: as `temporary_bytes_CL`, during either part; never less, given or not.
         host_fixed_bytes_CL, host_activation_bytes_CL: what a layer of one device keeps in its node's memory: always,
             and for one microbatch in flight; none if not given.
         host_capacity_bytes_C: a device's part of that memory.
@@ -187,6 +222,9 @@ class AdditiveCosts:
     capacity_bytes_C: Floats
     message_bytes_CL1: Floats = field(default_factory=_nothing)
     step_bytes_CL: Floats = field(default_factory=_nothing)
+    retained_bytes_CL: Floats = field(default_factory=_nothing)
+    waiting_bytes_CL: Floats = field(default_factory=_nothing)
+    in_parts_bytes_CL: Floats = field(default_factory=_nothing)
     host_fixed_bytes_CL: Floats = field(default_factory=_nothing)
     host_activation_bytes_CL: Floats = field(default_factory=_nothing)
     host_capacity_bytes_C: Floats = field(default_factory=_nothing)
@@ -194,6 +232,7 @@ class AdditiveCosts:
     def __post_init__(self) -> None:
         C, L = self.seconds_CL.shape
         shapes: dict[str, tuple[int, ...]] = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        shapes |= {"retained_bytes_CL": (C, L), "waiting_bytes_CL": (C, L), "in_parts_bytes_CL": (C, L)}
         shapes |= {"host_fixed_bytes_CL": (C, L), "host_activation_bytes_CL": (C, L), "host_capacity_bytes_C": (C,)}
         for name, shape in shapes.items():
             if getattr(self, name).shape == (1, 1):
@@ -297,14 +336,22 @@ class AdditiveCosts:
 
     def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
         """Return the peak bytes on each device of the stage, with `in_flight` microbatches or in the optimizer step."""
-        working = float(self.temporary_bytes_CL[c, start:stop].max())
-        working += in_flight * self._sum("activation_bytes_CL", start, stop, c)
-        return self._always_bytes(start, stop, c) + max(working, self._sum("step_bytes_CL", start, stop, c))
+        found = self.stage_bytes(start, stop, c)
+        return rank_bytes([found], in_flight * found.each)
 
-    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
-        """Return the bytes on each device of the stage: throughout the step, and for each microbatch in flight."""
-        working = float(self.temporary_bytes_CL[c, start:stop].max())
-        return self._always_bytes(start, stop, c) + working, self._sum("activation_bytes_CL", start, stop, c)
+    def stage_bytes(self, start: int, stop: int, c: int) -> StageBytes:
+        """Return the bytes on each device of the stage."""
+        own, each = slice(start, stop), self._sum("activation_bytes_CL", start, stop, c)
+        passing = float(self.temporary_bytes_CL[c, own].max())
+        return StageBytes(
+            always=self._always_bytes(start, stop, c),
+            passing=passing,
+            in_parts=max(passing, float(self.in_parts_bytes_CL[c, own].max())),
+            each=each,
+            retained=max(each, float(self.retained_bytes_CL[c, own].sum())),
+            waiting=max(each, float(self.waiting_bytes_CL[c, own].sum())),
+            stepping=self._sum("step_bytes_CL", start, stop, c),
+        )
 
     def _always_bytes(self, start: int, stop: int, c: int) -> float:
         messages = self.message_bytes_CL1[c, start] + self.message_bytes_CL1[c, stop]

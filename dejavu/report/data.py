@@ -43,7 +43,7 @@ class StageReport:
         predicted: one microbatch, and the per-step work (gradient synchronization and optimizer).
         predicted_backward_seconds: of a backward pass as it ran: whole, or its two parts together.
         forward_seconds, backward_seconds, optimizer_seconds: measured, of its slowest rank.
-        predicted_peak_bytes: nan where the costs only say whether the stage fits.
+        predicted_peak_bytes: for it alone; nan where the costs only say whether the stage fits.
         peak_bytes: measured, of its largest rank.
         capacity_bytes: of one device.
         headroom_bytes: predicted free memory of each device at the peak of its rank, of one stage or several.
@@ -422,7 +422,7 @@ class ReportData:
         ranks = self.plan.ranks
         times = [row for row in self.training.stages if row.stage == s] if self.training else []
         capacity_bytes = self.cluster.device_types[stage.configuration.device_type].memory_bytes
-        rank, of_rank = next((rank, stages) for rank, stages in enumerate(ranks) if s in stages)
+        rank = next(rank for rank, stages in enumerate(ranks) if s in stages)
         return StageReport(
             stage=s,
             rank=rank,
@@ -436,7 +436,7 @@ class ReportData:
             predicted_peak_bytes=self.price.peak_bytes[s],
             peak_bytes=max((row.peak_bytes for row in times), default=None),
             capacity_bytes=capacity_bytes,
-            headroom_bytes=capacity_bytes - sum(self.price.peak_bytes[one] for one in of_rank),
+            headroom_bytes=capacity_bytes - self.price.rank_bytes[rank],
         )
 
     def _devices(self, s: int) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Sequence
 
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Price, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.blocking import BlockedStep, BlockingMessages, simulate_blocking
 from dejavu.simulation.result import Simulation
 from dejavu.simulation.step import Message, StageSeconds, simulate
@@ -68,14 +71,14 @@ def stages_of(priced: PricedProblem, plan: Plan, sum_seconds: Sequence[float] | 
     Args:
         sum_seconds: as of `simulate_plan`.
     """
-    problem, rows = priced.problem, []
+    problem, rows, splits = priced.problem, [], named(SCHEDULES, plan.schedule).splits_backward
     for s, stage in enumerate(plan.seats):
         forward, backward = priced.passes_seconds(stage)
         once = problem.costs.per_step_seconds(stage.start, stage.stop, problem.index(stage.configuration))
         beside = _overhead(priced, stage.configuration.device_type).pass_seconds
         # Nobody waits for the gradient of the examples: torch leaves all of the first stage's work to the second part.
         parts = (0.0, backward) if stage.start == 0 else priced.parts_seconds(stage)
-        fixed, held = problem.costs.held_bytes(stage.start, stage.stop, problem.index(stage.configuration))
+        needed = problem.costs.stage_bytes(stage.start, stage.stop, problem.index(stage.configuration))
         if plan.both_ways:
             once += sum_seconds[s] if sum_seconds else _seconds_to_other_copy(priced, plan, s)
         each = priced.slices_seconds(stage)
@@ -86,8 +89,12 @@ def stages_of(priced: PricedProblem, plan: Plan, sum_seconds: Sequence[float] | 
                 per_step_seconds=once,
                 backward_input_seconds=parts[0] + beside,
                 backward_weight_seconds=parts[1] + beside,
-                activation_bytes=held,
-                fixed_bytes=fixed,
+                activation_bytes=needed.each,
+                retained_bytes=needed.retained,
+                waiting_bytes=needed.waiting,
+                fixed_bytes=needed.always,
+                passing_bytes=needed.in_parts if splits else needed.passing,
+                stepping_bytes=needed.stepping,
                 slices_seconds=tuple((ahead + beside, back + beside) for ahead, back in each),
             )
         )
@@ -148,18 +155,17 @@ def _overhead(priced: PricedProblem, device_type: str) -> PassCost:
 
 
 def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation) -> Price:
-    """The searches' price part by part; under a schedule that they do not price, the step and bubble as simulated.
-
-    Where microbatches go both ways, the memory of a stage is that of its devices, which have one of the other copy too.
-    """
+    """The searches' price part by part; under a schedule that they do not price, the step and bubble as simulated."""
     problem = priced.problem
     if plan.schedule == problem.schedule and not plan.both_ways:
         return price(problem, plan)
-    seats = [(seat.start, seat.stop, problem.index(seat.configuration)) for seat in plan.seats]
-    peaks = [problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(seats)]
-    if plan.both_ways:  # a rank's devices hold a stage of each copy
-        peaks = [sum(peaks[s] for s in own) for own in plan.seats_of_ranks]
     spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
+    peaks = tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans))
+    is_known = isinstance(problem.costs, AdditiveCosts)
+    of_ranks = tuple(
+        simulated.peak_bytes[rank] if len(stages) > 1 and is_known else peaks[stages[0]]
+        for rank, stages in enumerate(plan.seats_of_ranks)
+    )
     cuts = [
         problem.transfer_seconds(stage.start, a[2], b[2])
         for stage, a, b in zip(plan.stages[1:], spans[:-1], spans[1:], strict=True)
@@ -169,6 +175,7 @@ def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation)
         stage_seconds=tuple(problem.costs.stage_seconds(*span) for span in spans),
         transfer_seconds=tuple(cuts),
         per_step_seconds=tuple(problem.costs.per_step_seconds(*span) for span in spans),
-        peak_bytes=tuple(peaks),
+        peak_bytes=of_ranks if plan.both_ways else peaks,
+        rank_bytes=of_ranks,
         bubble_fraction=simulated.bubble_fraction,
     )

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.simulation._action_table import BACKWARD, BACKWARD_WEIGHT, FORWARD, NOTHING, PER_STEP, ActionTable, Integers
+from dejavu.simulation._action_table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    NOTHING,
+    PER_STEP,
+    ActionTable,
+    Integers,
+)
 from dejavu.simulation._loop import ARRIVED, LEFT, STARTED, TAKEN, Floats
 
 LETTERS = "FBIW"  # by pass; as torch and the papers on zero bubble write them
@@ -52,16 +61,19 @@ class Simulation:
         start_A, stop_A: each action's time, in seconds.
         times_M4: of each message, in seconds: sending began, it left the wire, receiving began, it was there; nan for
             what stays on its rank.
-        activation_bytes_S: that a stage holds for each microbatch in flight, or for each mean slice of one.
-        fixed_bytes_P: that a rank holds all the time.
+        in_flight_bytes_S3: that a stage holds for each microbatch in flight, or for each mean slice of one: before its
+            backward, during the first of its two parts, and between these.
+        fixed_bytes_P: that a rank holds all the time while passes run; one pass at a time, of any of its stages.
+        stepping_bytes_P: that it holds while its optimizer steps, when no microbatch is in flight.
     """
 
     action_table: ActionTable
     start_A: Floats
     stop_A: Floats
     times_M4: Floats
-    activation_bytes_S: Floats
+    in_flight_bytes_S3: Floats
     fixed_bytes_P: Floats
+    stepping_bytes_P: Floats
 
     @property
     def step_seconds(self) -> float:
@@ -98,23 +110,31 @@ class Simulation:
         return tuple(most)
 
     def held_bytes(self, rank: int) -> tuple[Floats, Floats]:
-        """What the rank holds from which second on: (seconds, bytes); before the first, its fixed bytes.
+        """What the rank holds for its passes from which second on: (seconds, bytes); before the first, its fixed bytes.
 
         Raises:
             IndexError: there is no such rank.
         """
         order = self.action_table
         own = slice(order.first_P1[rank], order.first_P1[rank + 1])
-        change = _held(order.pass_A[own])
-        when = np.where(change > 0, self.start_A[own], self.stop_A[own])
-        held = self.fixed_bytes_P[rank] + np.cumsum(change * self.activation_bytes_S[order.stage_A[own]])
+        pass_A, (each_A, retained_A, waiting_A) = order.pass_A[own], self.in_flight_bytes_S3[order.stage_A[own]].T
+        is_first, nothing_A = pass_A == BACKWARD_INPUT, np.zeros(len(each_A))
+        begins_A = np.select([pass_A == FORWARD, is_first], [each_A, retained_A - each_A], nothing_A)
+        ended = [pass_A == BACKWARD, is_first, pass_A == BACKWARD_WEIGHT]
+        ends_A = np.select(ended, [-each_A, waiting_A - retained_A, -waiting_A], nothing_A)
+        when = np.stack([self.start_A[own], self.stop_A[own]], axis=1).ravel()
+        change = np.stack([begins_A, ends_A], axis=1).ravel()
+        held = self.fixed_bytes_P[rank] + np.cumsum(change)
         changed = change != 0
         return when[changed], held[changed]
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
         """The most that each rank held."""
-        return tuple(float(self.held_bytes(rank)[1].max()) for rank in range(self.num_ranks))
+        passing = (
+            float(self.held_bytes(rank)[1].max(initial=self.fixed_bytes_P[rank])) for rank in range(self.num_ranks)
+        )
+        return tuple(map(max, passing, self.stepping_bytes_P.tolist()))
 
     @cached_property
     def events(self) -> tuple[Event, ...]:

@@ -31,8 +31,12 @@ class StageSeconds:
         transfer_seconds: a message to the next stage, one way.
         backward_input_seconds, backward_weight_seconds: the two parts of a split backward pass; each half of
             `backward_seconds` where None.
-        activation_bytes: held for a microbatch from the start of its forward to the end of its whole backward.
+        activation_bytes: held for a microbatch from the start of its forward to the end of its backward.
+        retained_bytes, waiting_bytes: the same where the backward pass runs in two parts: during the first, and from
+            its end to that of the second; `activation_bytes` where None.
         fixed_bytes: held all the time: weights, their gradients, the optimizer's state.
+        passing_bytes: needed besides while one of its passes runs.
+        stepping_bytes: needed besides while its optimizer steps, when it holds no activations.
         slices_seconds: (forward, backward) of each slice of a sequence, in order; `forward_seconds`, `backward_seconds`
             and `transfer_seconds` are the mean slice's then. Empty: all take the same.
     """
@@ -45,6 +49,10 @@ class StageSeconds:
     backward_weight_seconds: float | None = None
     activation_bytes: float = 0.0
     fixed_bytes: float = 0.0
+    passing_bytes: float = 0.0
+    stepping_bytes: float = 0.0
+    retained_bytes: float | None = None
+    waiting_bytes: float | None = None
     slices_seconds: tuple[tuple[float, float], ...] = ()
 
     def of_one_run(self, accumulate: int) -> StageSeconds:
@@ -72,6 +80,12 @@ class StageSeconds:
             transfer_seconds=self.transfer_seconds * num_slices,
             slices_seconds=(),
         )
+
+    @property
+    def in_flight_bytes(self) -> tuple[float, float, float]:
+        """Held for a microbatch before its backward, during the first part of it, and between its two parts."""
+        each, parts = self.activation_bytes, (self.retained_bytes, self.waiting_bytes)
+        return (each, *(each if part is None else part for part in parts))  # type: ignore[return-value]
 
     @property
     def passes_seconds(self) -> tuple[float, ...]:
@@ -147,15 +161,18 @@ def simulate(
         raise DejavuError(f"{plan.schedule} of {S} stages and {plan.num_microbatches} microbatches waits for ever")
     if plan.both_ways:
         _wait_for_other_copy(order, start_A, stop_A)
-    fixed_bytes_P = np.zeros(P)
+    fixed_bytes_P, passing_bytes_P, stepping_bytes_P = np.zeros((3, P))
     np.add.at(fixed_bytes_P, order.rank_S, [stage.fixed_bytes for stage in stages])
+    np.maximum.at(passing_bytes_P, order.rank_S, [stage.passing_bytes for stage in stages])
+    np.add.at(stepping_bytes_P, order.rank_S, [stage.stepping_bytes for stage in stages])
     return Simulation(
         action_table=order,
         start_A=start_A,
         stop_A=stop_A,
         times_M4=times_M4,
-        activation_bytes_S=np.array([stage.activation_bytes for stage in stages], dtype=np.float64) / plan.num_slices,
-        fixed_bytes_P=fixed_bytes_P,
+        in_flight_bytes_S3=np.array([stage.in_flight_bytes for stage in stages], dtype=np.float64) / plan.num_slices,
+        fixed_bytes_P=fixed_bytes_P + passing_bytes_P,
+        stepping_bytes_P=fixed_bytes_P + stepping_bytes_P,
     )
 
 

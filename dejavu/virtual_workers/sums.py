@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dejavu.cluster import Cluster, Device
 from dejavu.cost.collectives.costs import CollectiveCosts
 from dejavu.cost.kernels.sharding import weight_bytes
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.graphs.graph import Graph
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.layout import World

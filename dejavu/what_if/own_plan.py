@@ -155,7 +155,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     parts, formula_seconds, in_flight = _parts(priced, plan)
     errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of, sums)
     host = prices.assumed_host(plan, simulated)
-    costs, own_S = priced.problem.costs, {s: own for own in plan.ranks for s in own}
+    costs, rank_S = priced.problem.costs, {s: rank for rank, own in enumerate(plan.ranks) for s in own}
     assert isinstance(costs, AdditiveCosts)
     rooms = [costs.capacity_bytes_C[priced.problem.index(stage.configuration)] for stage in plan.stages]
     away = [priced.away(stage, in_flight[s]) for s, stage in enumerate(plan.stages)]
@@ -167,9 +167,9 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         is_blocking=is_blocking,
         accumulate=priced.accumulate,
         stage_seconds_S=tuple(plan.num_slices * seconds / priced.accumulate for seconds in parts.stage_seconds),
-        peak_bytes_S=tuple(sum(parts.peak_bytes[t] for t in own_S[s]) for s in range(len(plan.stages))),
+        peak_bytes_S=tuple(parts.rank_bytes[rank_S[s]] for s in range(len(plan.stages))),
         capacity_bytes_S=tuple(map(float, rooms)),
-        away_S=tuple(_together([away[t] for t in own_S[s]]) for s in range(len(plan.stages))),
+        away_S=tuple(_together([away[t] for t in plan.ranks[rank_S[s]]]) for s in range(len(plan.stages))),
         notes=(
             *((FEW if few else BLOCKING,) if is_blocking else ()),
             *((FOUND_HERE,) if plan.splits else ()),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dejavu.cluster import HostMemory, Nvme
-from dejavu.cost.memory import MASTER_RATIO, ONE_BY_ONE_TENSORS, ForEachByte
+from dejavu.cost.memory.layers import MASTER_RATIO, ONE_BY_ONE_TENSORS, ForEachByte
 from dejavu.cost.sources.predicted import optimizer_kernels
 from dejavu.plans import StageConfiguration
 from dejavu.plans.stage_costs import Floats

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dejavu.cluster import HostMemory
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.plans.stage_costs import Floats
 from dejavu.workload import OptimizerSettings
 

@@ -27,7 +27,7 @@ from dejavu.cost.kernels.roofline import (
     has_matrix_units,
     peak_flops_per_second,
 )
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.sources.launches import Pace, launching_seconds, no_faster, pace_of
 from dejavu.cost.sources.torch_kernels import as_torch_runs, at_least, at_most, convolved
 from dejavu.graphs.graph import Graph, Layer

@@ -31,6 +31,8 @@ def backward_input(
     arriving: Sequence[torch.Tensor] | None,
     inputs: Sequence[Any],
     parameters: Iterable[nn.Parameter],
+    *,
+    retains: bool = False,
 ) -> tuple[tuple[torch.Tensor | None, ...], Groups]:
     """Return the inputs' gradients (None where not required), and what `backward_weight` needs for the rest.
 
@@ -38,6 +40,7 @@ def backward_input(
 
     Args:
         arriving: the outputs' gradients; None: they are losses.
+        retains: what autograd saved stays, also where none of these gradients is left for later.
     """
     ends = [k for k, output in enumerate(outputs) if output.requires_grad]
     gradients = [torch.ones_like(outputs[k]) if arriving is None else arriving[k] for k in ends]
@@ -50,17 +53,16 @@ def backward_input(
     waiting = {node for group in later for node in group["params"]}
     now = [parameter for node, parameter in nodes.items() if node not in waiting]
     sought = [*(inputs[k] for k in wanted), *now]
-    found = list[torch.Tensor | None]()
     with ExitStack() as hooks:
         for group in later:
             (node,) = group["intermediates"] = list(group["intermediates"])
             hooks.callback(node.register_prehook(_keeps(group)).remove)
-        if ends and sought:
-            found += torch.autograd.grad(
-                [outputs[k] for k in ends], sought, gradients, retain_graph=bool(later), allow_unused=True
-            )
-    for parameter in reversed(now if found else ()):
-        _accumulate(parameter, found.pop())
+        if ends and sought:  # each weight's gradient is added as it comes: together they would be as large as the stage
+            retains = retains or bool(later)
+            torch.autograd.backward([outputs[k] for k in ends], gradients, retain_graph=retains, inputs=sought)
+    found = [inputs[k].grad for k in wanted]
+    for k in wanted:
+        inputs[k].grad = None
     for k in ends:
         outputs[k].detach_()  # frees the graph between the outputs and the groups' nodes
     of_inputs = dict(zip(wanted, found, strict=False))

@@ -178,8 +178,8 @@ def serial_seconds(priced: PricedProblem) -> float:
     link = problem.link_latency_seconds_CC.max() + problem.link_seconds_per_byte_CC.max() * problem.cut_bytes_L1
     ends = [cost.of_message(size) for cost in priced.pass_costs.values() for size in problem.cut_bytes_L1]
     work = 2.0 * (1.0 + parts) * sum(map(_finite_max, layers)) + 3.0 * L * beside
-    if priced.fetched_seconds_CL3 is not None:  # a second part fetches weights again
-        work += float(priced.fetched_seconds_CL3[:, :, 1:].sum(axis=2).max(axis=0).sum())
+    if priced.unshared_seconds_CL3 is not None:  # a second part fetches weights again; what is recomputed counts twice
+        work += float(priced.unshared_seconds_CL3[:, :, 1:].sum(axis=2).max(axis=0).sum())
     messages = 2.0 * float(link.sum()) + 4.0 * L * max(ends, default=0.0)
     return B * (work + messages) + sum(map(_finite_max, once))
 

@@ -7,7 +7,7 @@ from math import prod
 
 from dejavu.cluster import Cluster
 from dejavu.cost.collectives.inside_stages import StageCollectives
-from dejavu.cost.memory import ForEachByte
+from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.profiles import ProfileDatabase

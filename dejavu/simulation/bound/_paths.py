@@ -9,6 +9,8 @@ Suffixes as in `_action_table` and `_prefix_sums`; 5 = passes, 3 = a message's p
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -199,13 +201,37 @@ def _head(order: ActionTable, rank: int) -> Line:
 
 def max_in_flight(order: ActionTable) -> Integers:
     """The most microbatches that each stage holds at once; as `Simulation.in_flight`."""
+    most_S = np.zeros(len(order.rank_S), np.int64)
+    for stages, held_SA in _held_by_rank(order):
+        most_S[stages] = held_SA.max(axis=1)
+    return most_S
+
+
+def most_together(order: ActionTable) -> Integers:
+    """How many each stage holds when its rank's stages hold the most together."""
+    held_S = np.zeros(len(order.rank_S), np.int64)
+    for stages, held_SA in _held_by_rank(order):
+        held_S[stages] = held_SA[:, held_SA.sum(axis=0).argmax()]
+    return held_S
+
+
+def _held_by_rank(order: ActionTable) -> Iterator[tuple[Integers, Integers]]:
+    """Of each rank, its stages and [s, a] how many microbatches the s-th of them holds with its action a."""
     change_A = (order.pass_A == FORWARD).astype(np.int64)
     change_A -= (order.pass_A == BACKWARD) | (order.pass_A == BACKWARD_WEIGHT)
-    most = []
-    for stage, rank in enumerate(order.rank_S):
-        own = slice(order.first_P1[rank], order.first_P1[rank + 1])
-        most.append(int(np.cumsum(change_A[own] * (order.stage_A[own] == stage)).max()))
-    return np.array(most)
+    for rank, (start, stop) in enumerate(itertools.pairwise(order.first_P1)):
+        stages = np.flatnonzero(order.rank_S == rank)
+        yield stages, np.cumsum(change_A[start:stop] * (order.stage_A[start:stop] == stages[:, None]), axis=1)
 
 
-__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "drained_lines", "longest", "longest_path", "max_in_flight"]
+__all__ = [
+    "PER_STEP",
+    "Line",
+    "Times",
+    "busy_lines",
+    "drained_lines",
+    "longest",
+    "longest_path",
+    "max_in_flight",
+    "most_together",
+]

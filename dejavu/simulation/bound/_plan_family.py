@@ -18,7 +18,7 @@ from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulation.bound._dual import Dual, back_after
-from dejavu.simulation.bound._paths import Line, busy_lines, drained_lines, max_in_flight
+from dejavu.simulation.bound._paths import Line, busy_lines, drained_lines, max_in_flight, most_together
 from dejavu.simulation.bound._prefix_sums import BoundProblem, memory_shares
 from dejavu.simulation.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulation.bound._vee_walk import vee_walk
@@ -86,7 +86,7 @@ class Place:
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
         if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
-            self._share_SCLL1 = memory_shares(self.problem.priced, max_in_flight(order))
+            self._share_SCLL1 = memory_shares(self.problem.priced, most_together(order))
         self._back_S = back_after(order, self.problem.prices)
         busy, drained = busy_lines(order), drained_lines(order)
         self._busy, self._drained = list(map(self._weights, busy)), list(map(self._weights, drained))
@@ -246,22 +246,20 @@ class Place:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""
         problem, order = self.problem.priced.problem, self._order
         assert order is not None
-        in_flight = max_in_flight(order)
         start_S = [0, *map(int, stop_S[:-1])]
         spans = [(a, int(b), int(c)) for a, b, c in zip(start_S, stop_S, how_S, strict=True)]
-        if isinstance(problem.costs, AdditiveCosts):
-            for rank in range(len(order.first_P1) - 1):
-                own = np.flatnonzero(order.rank_S == rank)
-                needed = sum(problem.costs.peak_bytes(*spans[s], int(in_flight[s])) for s in own)
-                if needed > problem.costs.capacity_bytes_C[spans[own[0]][2]] * (1.0 + 1e-9):
-                    return None
-                if sum(problem.costs.host_share(*spans[s], int(in_flight[s])) for s in own) > 1.0 + 1e-9:
-                    return None
         configuration = problem.configurations
         stages = tuple(Stage(a, b, configuration[c]) for a, b, c in spans)
         plan = Plan(stages, self.schedule, self.problem.num_microbatches)
         seconds = self.problem.message_seconds(stop_S, how_S, order.rank_S)
-        return Faster(simulate_plan(self.problem.priced, plan, message_seconds=seconds).step_seconds, plan)
+        simulated = simulate_plan(self.problem.priced, plan, message_seconds=seconds)
+        if isinstance(problem.costs, AdditiveCosts):
+            for rank, own in enumerate(plan.ranks):
+                if simulated.peak_bytes[rank] > problem.costs.capacity_bytes_C[spans[own[0]][2]] * (1.0 + 1e-9):
+                    return None
+                if sum(problem.costs.host_share(*spans[s], simulated.in_flight[s]) for s in own) > 1.0 + 1e-9:
+                    return None
+        return Faster(simulated.step_seconds, plan)
 
     def _fitting(self, order: ActionTable) -> Mask:
         """Stages that alone fit with what they hold in flight, and that their ranks may have."""

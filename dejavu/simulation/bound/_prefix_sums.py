@@ -215,9 +215,12 @@ def _memory(costs: AdditiveCosts) -> Memory:
 
 
 def memory_shares(priced: PricedProblem, in_flight_S: Integers) -> NDArray[np.float32]:
-    """[s, c, start, stop] the part of a device's memory that stage s takes, with what it holds in flight.
+    """[s, c, start, stop] a part of a device's memory that stage s takes; those of two stages of a rank add up.
 
-    Empty where the problem does not say so.
+    Of what passes need only the larger is needed, so at least half of both. Empty where the problem does not say so.
+
+    Args:
+        in_flight_S: microbatches that the stages of a rank hold at one time.
     """
     costs = priced.problem.costs
     if not isinstance(costs, AdditiveCosts):
@@ -252,7 +255,7 @@ def _fitting(memory: Memory) -> NDArray[np.int32]:
 @njit(cache=True, nogil=True)
 def _shares(memory: Memory, in_flight_S: Floats) -> NDArray[np.float32]:
     """Rounded down: what just fits is not dropped."""
-    fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
+    fixed_CL1, activation_CL1, _, temporary_CL, message_CL1, capacity_C = memory
     S, (C, L) = len(in_flight_S), temporary_CL.shape
     share_SCLL1 = np.zeros((S, C, L, L + 1), np.float32)
     for s in range(S):
@@ -261,8 +264,7 @@ def _shares(memory: Memory, in_flight_S: Floats) -> NDArray[np.float32]:
                 temporary = 0.0
                 for stop in range(start + 1, L + 1):
                     temporary = max(temporary, temporary_CL[c, stop - 1])
-                    working = temporary + in_flight_S[s] * (activation_CL1[c, stop] - activation_CL1[c, start])
-                    working = max(working, step_CL1[c, stop] - step_CL1[c, start])
+                    working = temporary / 2.0 + in_flight_S[s] * (activation_CL1[c, stop] - activation_CL1[c, start])
                     fixed = fixed_CL1[c, stop] - fixed_CL1[c, start] + message_CL1[c, start] + message_CL1[c, stop]
                     share = (fixed + working) / capacity_C[c] if capacity_C[c] > 0.0 else 2.0
                     share_SCLL1[s, c, start, stop] = np.float32(share * (1.0 - 1e-6))
