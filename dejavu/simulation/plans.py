@@ -9,7 +9,7 @@ from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Price, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import AdditiveCosts, rank_bytes
 from dejavu.simulation.blocking import BlockedStep, BlockingMessages, simulate_blocking
 from dejavu.simulation.result import Simulation
 from dejavu.simulation.step import Message, StageSeconds, simulate
@@ -160,8 +160,13 @@ def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation)
     if plan.schedule == problem.schedule and not plan.both_ways:
         return price(problem, plan)
     spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
-    peaks = tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans))
     is_known = isinstance(problem.costs, AdditiveCosts)
+    if is_known and named(SCHEDULES, plan.schedule).splits_backward:
+        alone = (problem.costs.stage_bytes(*span) for span in spans)
+        in_parts = (one._replace(passing=one.in_parts) for one in alone)
+        peaks = tuple(rank_bytes([one], most) for one, most in zip(in_parts, simulated.in_flight_bytes, strict=True))
+    else:
+        peaks = tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans))
     of_ranks = tuple(
         simulated.peak_bytes[rank] if len(stages) > 1 and is_known else peaks[stages[0]]
         for rank, stages in enumerate(plan.seats_of_ranks)
