@@ -15,7 +15,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.runtime.job import TrainingJob, prepared_job
-from dejavu.workload.data import check_data
+from dejavu.workload.data import check_data, dataset_of
 
 if TYPE_CHECKING:
     from dejavu.planning import Choice, Planner
@@ -136,6 +136,7 @@ def _planned_job(
         first_step=0,
         last_step=wanted.num_steps,
         folder=str(folder.resolve()),
+        data_fingerprint=dataset_of(wanted).fingerprint,
     )
     _check(job)
     job.write()

@@ -53,6 +53,7 @@ from dejavu.trials import (
     what_replicas_do_apart,
 )
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
 from dejavu.workload.pretrained import check_pretrained
 from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
@@ -175,9 +176,15 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
         first_step=winner.steps if winner else 0,
         last_step=workload.num_steps,
         folder=str(folder),
+        data_fingerprint=dataset_of(workload).fingerprint,
     )
     job.write()
     return job
+
+
+def has_other_data(job: TrainingJob) -> bool:
+    """Return whether the examples are not those that the training began with."""
+    return job.data_fingerprint not in ("", dataset_of(job.workload).fingerprint)
 
 
 @task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
@@ -199,6 +206,12 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     complete = complete_checkpoints(job.checkpoints)
     where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning: there is no checkpoint"
     get_run_logger().info("%s continues from %s", folder, where)
+    if has_other_data(job):
+        get_run_logger().warning(
+            "the examples of data: %s are not those that this training began with: it goes on with what is there now, "
+            "and its losses are not those of an undisturbed training",
+            workload.data,
+        )
     return job
 
 
@@ -297,6 +310,13 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     Returns:
         None where there is nothing to compare.
     """
+    if has_other_data(job):
+        get_run_logger().info(
+            "the first losses are not compared with single-process training: the examples of data: %s are not those "
+            "that the training began with",
+            job.workload.data,
+        )
+        return None
     expected = remembered_reference(job, trials)
     if expected is None:
         get_run_logger().info(

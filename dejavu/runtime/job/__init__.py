@@ -38,6 +38,8 @@ class TrainingJob:
         folder: checkpoints, progress and the result go here; an absolute path that every host sees.
         least_sample_seconds: the fastest look at a core that is known of a kind of host, by its fingerprint
             (`profiling.measuring.least_samples`): steps beside slower ones have other work beside them.
+        data_fingerprint: of the examples that the training began with (`Dataset.fingerprint`); empty where they were
+            not told yet.
     """
 
     workload: Workload
@@ -48,6 +50,7 @@ class TrainingJob:
     last_step: int
     folder: str
     least_sample_seconds: Mapping[str, float] = field(default_factory=dict)
+    data_fingerprint: str = ""
 
     @property
     def result_path(self) -> Path:
