@@ -195,7 +195,7 @@ def read_job(folder: Path) -> TrainingJob:
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:
     """Return each rank's predicted peak memory; 0 where the costs say only whether it fits."""
-    return [np.nan_to_num(price.rank_bytes[placed.pipeline_rank]) for placed in binding.placements]
+    return [np.nan_to_num(price.peak_bytes[placed.pipeline_rank]) for placed in binding.placements]
 
 
 @task(name="prepare", task_run_name="resume", cache_policy=NO_CACHE)

@@ -258,7 +258,7 @@ def test_the_table_and_the_sentence_mean_the_same_fullest_device(folder: Path) -
         capacities = [mixed.device_types[stage.configuration.device_type].memory_bytes for stage in one.plan.stages]
         shares = random.uniform(0.1, 0.9, len(capacities)) / len(capacities)
         chosen = replace(one)
-        vars(chosen).update(fits=True, price=SimpleNamespace(rank_bytes=shares * capacities))
+        vars(chosen).update(fits=True, price=SimpleNamespace(peak_bytes=shares * capacities))
         found = replace(choice, origin=origin, chosen=chosen)
         held, capacity = found.fullest
         table = considered_table(found)

@@ -102,7 +102,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool, hides
         recompute,
         simulated.step_seconds,
         tokens,
-        max(price_of_simulated(priced, plan, simulated).rank_bytes) / GIB,
+        max(price_of_simulated(priced, plan, simulated).peak_bytes) / GIB,
         fits(priced, plan, simulated),
         simulated.bubble_fraction,
     )

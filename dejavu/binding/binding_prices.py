@@ -76,8 +76,11 @@ class BindingPrices(LinkPrices):
             stage, held = plan.stages[s], schedule.in_flight(s, len(plan.stages), plan.num_microbatches)
             if costs.max_in_flight(stage.start, stage.stop, c) < held:
                 return False
-            needed.append(costs.stage_bytes(stage.start, stage.stop, c))
-            in_flight_bytes += held * needed[-1].each
+            one = costs.stage_bytes(stage.start, stage.stop, c)
+            if schedule.splits_backward:
+                one = one._replace(passing=one.in_parts, each=max(one.retained, one.waiting))
+            needed.append(one)
+            in_flight_bytes += held * one.each
             host_share += costs.host_share(stage.start, stage.stop, c, held)
         if len(stages) == 1 or not isinstance(costs, AdditiveCosts):
             return True

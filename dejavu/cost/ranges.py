@@ -37,9 +37,9 @@ MOST_ACTIONS = 500_000  # simulated passes in all draws together: about a second
 # What steps that were never trained take beside their prices, as a standard deviation of the logarithm: layers of the
 # default GPT were measured, and its steps 6.7 % off in the mean (docs/log.md, "déjà vu"); a normal one is that / 0.8.
 UNTRAINED_LOG_DEVIATION = 0.085
-# The memory model is an upper bound: of 32 stages of real ranks none held more, nine in ten more than 1 / 1.15 of it
-# (benchmarks/results/cost-memory.json).
-MOST_MEMORY_RATIO = 1.15
+# The memory model is an upper bound: of 48 real ranks with one stage none held more, nine in ten more than 1 / 1.15 of
+# it, of 48 with two stages 1 / 1.25 (benchmarks/results/cost-memory.json).
+MOST_MEMORY_RATIO, SHARED_MEMORY_RATIO = 1.15, 1.25
 
 
 class Range(NamedTuple):
@@ -53,9 +53,10 @@ class Range(NamedTuple):
         return Range(*(amount / seconds if seconds > 0 else math.inf for seconds in (self.high, self.low)))
 
 
-def memory_range(predicted_bytes: float) -> Range:
-    """Return what a device holds that is predicted to hold so much at most."""
-    return Range(predicted_bytes / MOST_MEMORY_RATIO, predicted_bytes)
+def memory_range(plan: Plan, predicted_bytes: float) -> Range:
+    """Return what a device of the plan holds that is predicted to hold so much at most."""
+    is_shared = any(len(seats) > 1 for seats in plan.seats_of_ranks)
+    return Range(predicted_bytes / (SHARED_MEMORY_RATIO if is_shared else MOST_MEMORY_RATIO), predicted_bytes)
 
 
 class Draws:

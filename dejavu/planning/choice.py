@@ -176,7 +176,7 @@ class Choice:
         plan, types = candidate.plan, self.request.cluster.device_types
         return [
             (held, float(types[plan.rank_configuration(rank).device_type].memory_bytes))
-            for rank, held in enumerate(candidate.price.rank_bytes)
+            for rank, held in enumerate(candidate.price.peak_bytes)
         ]
 
     def fullest_of(self, candidate: Candidate) -> tuple[float, float]:

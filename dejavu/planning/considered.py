@@ -100,7 +100,7 @@ def stages_table(choice: Choice) -> Table:
     table.add_column("on", overflow="fold")
     for name in ("a microbatch", "peak", "free"):
         table.add_column(name, justify="right", no_wrap=True)
-    names, free = choice.priced.problem.layers, [has - held for held, has in choice.held(choice.chosen)]
+    names, held = choice.priced.problem.layers, choice.held(choice.chosen)
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     for s, stage in enumerate(plan.stages):
         where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""
@@ -109,8 +109,8 @@ def stages_table(choice: Choice) -> Table:
             names[stage.start] if stage.stop == stage.start + 1 else f"{names[stage.start]} … {names[stage.stop - 1]}",
             f"{stage.configuration}{where}",
             format_seconds(found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate),
-            format_bytes(found.peak_bytes[s]),
-            format_bytes(free[rank_of[s]]),
+            format_bytes(held[rank_of[s]][0]),
+            format_bytes(held[rank_of[s]][1] - held[rank_of[s]][0]),
         )
     return table
 

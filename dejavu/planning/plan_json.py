@@ -148,7 +148,7 @@ def _ranges(choice: Choice) -> dict[str, Any]:
     return {
         **{name: [x if math.isfinite(x) else None for x in found] for name, found in ranges.items()},
         "fullest_device_bytes": held if math.isfinite(held) else None,
-        "fullest_device_bytes_range": list(memory_range(held)) if math.isfinite(held) else None,
+        "fullest_device_bytes_range": list(memory_range(choice.plan, held)) if math.isfinite(held) else None,
         "fullest_device_capacity_bytes": capacity,
     }
 
@@ -169,7 +169,7 @@ def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
             "configuration": stage.configuration.to_dict(),
             "device_type": stage.configuration.device_type,
             "seconds": found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate,
-            "peak_bytes": found.peak_bytes[s],
+            "peak_bytes": found.peak_bytes[ranks[s]],
             "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
             **(chosen.away[s]._asdict() if stage.configuration.offload else {}),
         }

@@ -74,7 +74,8 @@ def what_is_likely(choice: Choice) -> str:
     said.append(f"{between(step.of_rate(amount), short)} {what}/s")
     held, capacity = choice.fullest
     if held == held:  # the costs say more than whether it fits
-        said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
+        likely = memory_range(choice.plan, held)
+        said.append(f"{between(likely, format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
     return f"In nine of ten cases: {', '.join(said)}.{compiled}"
 

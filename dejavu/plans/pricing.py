@@ -27,9 +27,8 @@ class Price:
             mean slice.
         transfer_seconds: the same across each of the S − 1 cuts, both ways.
         per_step_seconds: each stage's gradient synchronization and optimizer.
-        peak_bytes: on a device of each stage, for it alone; of both directions, for a stage of each copy. Nan where the
-            problem only says whether it fits.
-        rank_bytes: on a device of each pipeline rank, with all stages that it runs; nan as above.
+        peak_bytes: on a device of each pipeline rank, with all stages that it runs; nan where the problem only says
+            whether they fit.
         bubble_fraction: share of the stages' time spent waiting.
     """
 
@@ -38,7 +37,6 @@ class Price:
     transfer_seconds: tuple[float, ...]
     per_step_seconds: tuple[float, ...]
     peak_bytes: tuple[float, ...]
-    rank_bytes: tuple[float, ...]
     bubble_fraction: float
 
 
@@ -116,14 +114,14 @@ def price(problem: Problem, plan: Plan) -> Price:
     busiest = max(*(repeats * t + o for t, o in zip(stages, once, strict=True)), repeats * max(transfers, default=0.0))
     total = sum(stages) + sum(transfers) + busiest
     busy = problem.num_microbatches * sum(stages) + sum(once)
-    peaks = tuple(problem.costs.peak_bytes(*span, problem.in_flight(s, len(spans))) for s, span in enumerate(spans))
     return Price(
         step_seconds=total,
         stage_seconds=stages,
         transfer_seconds=transfers,
         per_step_seconds=once,
-        peak_bytes=peaks,
-        rank_bytes=peaks,
+        peak_bytes=tuple(
+            problem.costs.peak_bytes(*span, problem.in_flight(s, len(spans))) for s, span in enumerate(spans)
+        ),
         bubble_fraction=1.0 - busy / (len(stages) * total) if total > 0 else 0.0,
     )
 

@@ -43,10 +43,10 @@ class StageReport:
         predicted: one microbatch, and the per-step work (gradient synchronization and optimizer).
         predicted_backward_seconds: of a backward pass as it ran: whole, or its two parts together.
         forward_seconds, backward_seconds, optimizer_seconds: measured, of its slowest rank.
-        predicted_peak_bytes: for it alone; nan where the costs only say whether the stage fits.
+        predicted_peak_bytes: of its rank; nan where the costs only say whether that fits.
         peak_bytes: measured, of its largest rank.
         capacity_bytes: of one device.
-        headroom_bytes: predicted free memory of each device at the peak of its rank, of one stage or several.
+        headroom_bytes: what is predicted to stay free of it.
     """
 
     stage: int
@@ -433,10 +433,10 @@ class ReportData:
             forward_seconds=max((row.forward_seconds for row in times), default=None),
             backward_seconds=max((row.all_backward_seconds for row in times), default=None),
             optimizer_seconds=max((row.optimizer_seconds for row in times), default=None),
-            predicted_peak_bytes=self.price.peak_bytes[s],
+            predicted_peak_bytes=self.price.peak_bytes[rank],
             peak_bytes=max((row.peak_bytes for row in times), default=None),
             capacity_bytes=capacity_bytes,
-            headroom_bytes=capacity_bytes - self.price.rank_bytes[rank],
+            headroom_bytes=capacity_bytes - self.price.peak_bytes[rank],
         )
 
     def _devices(self, s: int) -> str:

@@ -98,7 +98,7 @@ def _fullest(run: ReportData) -> str:
     ranks = run.choice.held(run.bound)
     held, capacity = run.choice.fullest_of(run.bound)
     share = f"{held / capacity:.1%} of its {format_bytes(capacity)}"
-    likely = between(memory_range(held), format_bytes)
+    likely = between(memory_range(run.plan, held), format_bytes)
     whose = f"rank {ranks.index((held, capacity))}'s, with at most {format_bytes(held)}"
     return f"With that the fullest device is {whose}, {share}; in nine of ten cases {likely}."
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Sequence
 
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Price, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts, rank_bytes
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.blocking import BlockedStep, BlockingMessages, simulate_blocking
 from dejavu.simulation.result import Simulation
 from dejavu.simulation.step import Message, StageSeconds, simulate
@@ -160,17 +161,12 @@ def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation)
     if plan.schedule == problem.schedule and not plan.both_ways:
         return price(problem, plan)
     spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
-    is_known = isinstance(problem.costs, AdditiveCosts)
-    if is_known and named(SCHEDULES, plan.schedule).splits_backward:
-        alone = (problem.costs.stage_bytes(*span) for span in spans)
-        in_parts = (one._replace(passing=one.in_parts) for one in alone)
-        peaks = tuple(rank_bytes([one], most) for one, most in zip(in_parts, simulated.in_flight_bytes, strict=True))
-    else:
-        peaks = tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans))
-    of_ranks = tuple(
-        simulated.peak_bytes[rank] if len(stages) > 1 and is_known else peaks[stages[0]]
-        for rank, stages in enumerate(plan.seats_of_ranks)
-    )
+    peaks = list(simulated.peak_bytes)
+    for rank, seats in enumerate(plan.seats_of_ranks):
+        if len(seats) == 1:
+            peaks[rank] = problem.costs.peak_bytes(*spans[seats[0]], simulated.in_flight[seats[0]])
+        elif not isinstance(problem.costs, AdditiveCosts):
+            peaks[rank] = math.nan
     cuts = [
         problem.transfer_seconds(stage.start, a[2], b[2])
         for stage, a, b in zip(plan.stages[1:], spans[:-1], spans[1:], strict=True)
@@ -180,7 +176,6 @@ def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation)
         stage_seconds=tuple(problem.costs.stage_seconds(*span) for span in spans),
         transfer_seconds=tuple(cuts),
         per_step_seconds=tuple(problem.costs.per_step_seconds(*span) for span in spans),
-        peak_bytes=of_ranks if plan.both_ways else peaks,
-        rank_bytes=of_ranks,
+        peak_bytes=tuple(peaks),
         bubble_fraction=simulated.bubble_fraction,
     )

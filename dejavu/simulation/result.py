@@ -115,22 +115,6 @@ class Simulation:
         Raises:
             IndexError: there is no such rank.
         """
-        when, change, _ = self._changes(rank)
-        held = self.fixed_bytes_P[rank] + np.cumsum(change)
-        changed = change != 0
-        return when[changed], held[changed]
-
-    @cached_property
-    def in_flight_bytes(self) -> tuple[float, ...]:
-        """The most that each stage held of its microbatches in flight."""
-        most = []
-        for stage, rank in enumerate(self.action_table.rank_S):
-            _, change, stages = self._changes(int(rank))
-            most.append(float(np.cumsum(change * (stages == stage)).max()))
-        return tuple(most)
-
-    def _changes(self, rank: int) -> tuple[Floats, Floats, Integers]:
-        """When what the rank holds may change, at both ends of each of its actions; by how much, and of which stage."""
         order = self.action_table
         own = slice(order.first_P1[rank], order.first_P1[rank + 1])
         pass_A, (each_A, retained_A, waiting_A) = order.pass_A[own], self.in_flight_bytes_S3[order.stage_A[own]].T
@@ -140,7 +124,9 @@ class Simulation:
         ends_A = np.select(ended, [-each_A, waiting_A - retained_A, -waiting_A], nothing_A)
         when = np.stack([self.start_A[own], self.stop_A[own]], axis=1).ravel()
         change = np.stack([begins_A, ends_A], axis=1).ravel()
-        return when, change, np.repeat(order.stage_A[own], 2)
+        held = self.fixed_bytes_P[rank] + np.cumsum(change)
+        changed = change != 0
+        return when[changed], held[changed]
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:

@@ -102,7 +102,7 @@ class OwnPlan:
                     "configuration": str(stage.configuration),
                     "seconds": self.stage_seconds_S[s],
                     "peak_bytes": self.peak_bytes_S[s],
-                    "peak_bytes_range": list(memory_range(self.peak_bytes_S[s])),
+                    "peak_bytes_range": list(memory_range(self.plan, self.peak_bytes_S[s])),
                     "capacity_bytes": self.capacity_bytes_S[s],
                     **(self.away_S[s]._asdict() if stage.configuration.offload else {}),
                 }
@@ -167,7 +167,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         is_blocking=is_blocking,
         accumulate=priced.accumulate,
         stage_seconds_S=tuple(plan.num_slices * seconds / priced.accumulate for seconds in parts.stage_seconds),
-        peak_bytes_S=tuple(parts.rank_bytes[rank_S[s]] for s in range(len(plan.stages))),
+        peak_bytes_S=tuple(parts.peak_bytes[rank_S[s]] for s in range(len(plan.stages))),
         capacity_bytes_S=tuple(map(float, rooms)),
         away_S=tuple(_together([away[t] for t in plan.ranks[rank_S[s]]]) for s in range(len(plan.stages))),
         notes=(

@@ -52,7 +52,7 @@ def _cells(row: Answered, priced: bool) -> list[str]:
         else f"{short(rates.tokens_per_second)}\n{between(step.of_rate(tokens), short)}",
         f"{short(rates.samples_per_second)}\n{between(step.of_rate(workload.batch_size), short)}",
         ABSENT if rates.utilization is None else f"{rates.utilization:.1%}",
-        f"{format_bytes(held)}\n{between(memory_range(held), format_bytes)}\nof {format_bytes(capacity)}"
+        f"{format_bytes(held)}\n{between(memory_range(choice.plan, held), format_bytes)}\nof {format_bytes(capacity)}"
         if held == held
         else ABSENT,
         ABSENT if choice.gap is None else format_gap(choice.gap),
