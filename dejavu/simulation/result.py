@@ -115,26 +115,31 @@ class Simulation:
         Raises:
             IndexError: there is no such rank.
         """
-        order = self.action_table
-        own = slice(order.first_P1[rank], order.first_P1[rank + 1])
-        pass_A, (each_A, retained_A, waiting_A) = order.pass_A[own], self.in_flight_bytes_S3[order.stage_A[own]].T
-        is_first, nothing_A = pass_A == BACKWARD_INPUT, np.zeros(len(each_A))
-        begins_A = np.select([pass_A == FORWARD, is_first], [each_A, retained_A - each_A], nothing_A)
-        ended = [pass_A == BACKWARD, is_first, pass_A == BACKWARD_WEIGHT]
-        ends_A = np.select(ended, [-each_A, waiting_A - retained_A, -waiting_A], nothing_A)
-        when = np.stack([self.start_A[own], self.stop_A[own]], axis=1).ravel()
-        change = np.stack([begins_A, ends_A], axis=1).ravel()
-        held = self.fixed_bytes_P[rank] + np.cumsum(change)
+        first_P1 = self.action_table.first_P1
+        own = slice(2 * first_P1[rank], 2 * first_P1[rank + 1])
+        when, change, held = (array[own] for array in self._in_flight)
         changed = change != 0
-        return when[changed], held[changed]
+        return when[changed], self.fixed_bytes_P[rank] + held[changed]
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
         """The most that each rank held."""
-        passing = (
-            float(self.held_bytes(rank)[1].max(initial=self.fixed_bytes_P[rank])) for rank in range(self.num_ranks)
-        )
-        return tuple(map(max, passing, self.stepping_bytes_P.tolist()))
+        held_P = np.maximum.reduceat(self._in_flight[2], 2 * self.action_table.first_P1[:-1])
+        most_P = np.maximum(self.fixed_bytes_P + np.maximum(held_P, 0.0), self.stepping_bytes_P)
+        return tuple(most_P.tolist())
+
+    @cached_property
+    def _in_flight(self) -> tuple[Floats, Floats, Floats]:
+        """At the start and the end of each action in turn: when, how many bytes more its rank holds, and how many."""
+        order = self.action_table
+        pass_A, (each_A, retained_A, waiting_A) = order.pass_A, self.in_flight_bytes_S3[order.stage_A].T
+        is_first, nothing_A = pass_A == BACKWARD_INPUT, np.zeros(self.num_actions)
+        begins_A = np.select([pass_A == FORWARD, is_first], [each_A, retained_A - each_A], nothing_A)
+        ended = [pass_A == BACKWARD, is_first, pass_A == BACKWARD_WEIGHT]
+        ends_A = np.select(ended, [-each_A, waiting_A - retained_A, -waiting_A], nothing_A)
+        change = np.stack([begins_A, ends_A], axis=1).ravel()
+        # A rank has given everything back with its last action, so the next one's sum begins at nothing.
+        return np.stack([self.start_A, self.stop_A], axis=1).ravel(), change, np.cumsum(change)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
