@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.cost._memory_rank import allocator_peak_bytes
-from dejavu.cost.memory import ONE_BY_ONE_TENSORS
+from dejavu.cost.memory.layers import ONE_BY_ONE_TENSORS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.replicas import clip_gradients
 from dejavu.workload import OptimizerSettings

@@ -16,7 +16,7 @@ from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.simulation import StageSeconds, price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation import StageSeconds, simulate_plan, stages_of
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 
 SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b", 4: "interleaved_1f1b_4"}  # by stages on each pipeline rank
@@ -102,7 +102,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool, hides
         recompute,
         simulated.step_seconds,
         tokens,
-        max(price_of_simulated(priced, plan, simulated).peak_bytes) / GIB,
+        max(simulated.peak_bytes) / GIB,
         fits(priced, plan, simulated),
         simulated.bubble_fraction,
     )
