@@ -177,7 +177,7 @@ def test_prediction_equals_the_real_pipeline() -> None:
             one_device(recompute=True),
         )
     )
-    assert [row["depth"] for row in rows] == [4, 3, 2, 1]
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     for row in rows:
         assert abs(row["moments_percent"]) < 1.0
         assert -0.1 < row["planned_percent"] < 25.0
