@@ -208,7 +208,9 @@ def interrupts_as_such() -> Iterator[None]:
 
 def _termination(error: BaseException | None) -> BaseException | None:
     """Return Prefect's exception for a SIGTERM that this one was raised upon: it may fail at it in its own words."""
-    while error is not None and type(error).__name__ != "TerminationSignal":
+    from prefect.exceptions import TerminationSignal  # is there: a flow runs
+
+    while error is not None and not isinstance(error, TerminationSignal):
         error = error.__context__
     return error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import socket
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from dejavu.foundation.errors import DejavuError, InputError
 from flows import server_settings
@@ -51,7 +52,6 @@ MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 DEPLOY_SECONDS = 600.0  # beside measurements, which go first on their cores, 180 were not enough
 LOCK_SECONDS = 5.0
-_ENTRYPOINT = re.compile(r"^[ -]*entrypoint: *[\"']?([^\s\"':#]+\.py):", re.MULTILINE)  # of a flow in a file
 TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
 
 
@@ -102,8 +102,14 @@ def up(
 
 
 def _check_flows(project: Path) -> None:
-    for path in _ENTRYPOINT.findall((project / "prefect.yaml").read_text(errors="replace")):
-        if not (project / path).is_file():
+    try:
+        content = YAML(typ="safe", pure=True).load((project / "prefect.yaml").read_text(errors="replace"))
+    except YAMLError:  # Prefect says what is wrong with it
+        return
+    rows = content.get("deployments") if isinstance(content, dict) else None
+    entries = (str(row.get("entrypoint") or "") for row in rows or () if isinstance(row, dict))
+    for path in (entry.partition(":")[0] for entry in entries):
+        if path.endswith(".py") and not (project / path).is_file():
             raise InputError(
                 f"{project}/prefect.yaml deploys a flow of {path}, which is not there; wanted the project's folder, "
                 "with its flows"

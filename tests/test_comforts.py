@@ -26,7 +26,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.launch.running import status_of, training_in
 from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
-from dejavu.runtime.job import job_to_resume, prepared_job
+from dejavu.runtime.job import DIVERGED, job_to_resume, prepared_job
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process.failures import Failure, write_failure
 from dejavu.runtime.worker import tell as tell_step
@@ -294,7 +294,10 @@ def test_a_training_that_failed_by_itself_says_at_what(
     beat = folder / "heartbeats" / "0.beat"
     beat.parent.mkdir()
     beat.write_text(f"{attempts} 4 1")
-    (folder / f"error-{attempts}-1.txt").write_text("rank 1 has lost rank 0" if exit_code < 0 else f"rank 1: {error}")
+    said = folder / f"error-{attempts}-1.txt"
+    said.write_text("rank 1 has lost rank 0" if exit_code < 0 else f"rank 1: {error}")
+    if exit_code > 0 and "Diverged" in error:
+        said.with_suffix(DIVERGED).touch()
     write_failure(folder, Failure(attempts, 0 if exit_code < 0 else 1, (0,), "alpha", exit_code))
     (folder / "stopped").touch()
     failed = status_lines(status_of(tmp_path))[1]

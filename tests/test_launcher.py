@@ -25,6 +25,7 @@ from benchmarks.pipeline.plans import by_hand, one_device
 from dejavu.foundation.errors import DejavuError
 from dejavu.launch.launcher import LaunchError, RankError, _failed, launch
 from dejavu.launch.preflight import check_spreading
+from dejavu.launch.running import training_in
 from dejavu.launch.torchrun import torchrun_words
 from dejavu.launch.watchdog import waits
 from dejavu.migration.launching import launch_changing
@@ -424,6 +425,8 @@ def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Pat
     with pytest.raises(RankError, match=r"the loss of step 35 is nan, wanted a finite number; .*step-00000033") as said:
         launch(job)
     assert "Traceback" not in str(said.value)
+    found = training_in(tmp_path)
+    assert found is not None and found.diverged and "the loss of step 35 is nan" in (found.failure or "")
     kept = complete_checkpoints(job.checkpoints)[-1]
     state = read_checkpoint(kept, {builder.name for builder in layers_of(job.workload)})
     assert first_not_finite(state) is None and checkpoint_step(kept) == 33

@@ -73,7 +73,7 @@ def launch(
             job.result_path,
             job.warnings_path,
             failures_path(job.folder),
-            *Path(job.folder).glob("error-*-*.txt"),
+            *Path(job.folder).glob("error-*-*"),
         ):
             stale.unlink(missing_ok=True)
         shutil.rmtree(heartbeats(job.folder), ignore_errors=True)

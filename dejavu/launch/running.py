@@ -13,8 +13,8 @@ from typing import Any
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.launch.training_lock import STOPPED, Holder, holder_in
-from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.process.failures import DivergedError, read_failures
+from dejavu.runtime.job import DIVERGED, TrainingJob
+from dejavu.runtime.process.failures import read_failures
 from dejavu.runtime.process.heartbeat import last_attempt
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.timing.pace import WINDOW_STEPS
@@ -36,6 +36,7 @@ class Training:
         ended: whether it wrote its result.
         stopped: whether it was last heard of by a command that trained it and has ended, as where it was cancelled.
         failure: the error of the rank that ended its last attempt by itself; None: none did.
+        diverged: whether that was a loss or gradient that is no number: it would fail so again.
     """
 
     folder: Path
@@ -48,11 +49,7 @@ class Training:
     ended: bool
     stopped: bool
     failure: str | None = None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether it failed at a loss or gradient that is no number: it would again."""
-        return self.failure is not None and f": {DivergedError.__name__}: " in self.failure
+    diverged: bool = False
 
     @property
     def of(self) -> int:
@@ -136,7 +133,7 @@ def training_in(folder: Path) -> Training | None:
     checkpoints = complete_checkpoints(folder / job.checkpoints.name)
     files = [path for path in (folder / "job.json", progress) if path.exists()]
     last_seconds = max((path.stat().st_mtime for path in files), default=time.time())
-    stopped = folder / STOPPED
+    stopped, error = folder / STOPPED, _error_of(replace(job, folder=str(folder)))
     return Training(
         folder=folder,
         job=job,
@@ -147,16 +144,17 @@ def training_in(folder: Path) -> Training | None:
         last_seconds=last_seconds,
         ended=(folder / job.result_path.name).is_file(),
         stopped=stopped.exists() and stopped.stat().st_mtime >= last_seconds,
-        failure=_failure_of(replace(job, folder=str(folder))),
+        failure=error.read_text() if error else None,
+        diverged=error is not None and error.with_suffix(DIVERGED).exists(),
     )
 
 
-def _failure_of(job: TrainingJob) -> str | None:
-    """Return the error at which the last attempt ended; None where a signal ended it, or there was no failure."""
+def _error_of(job: TrainingJob) -> Path | None:
+    """Return the error's file of the rank that ended the last attempt; None where a signal did, or none failed."""
     failures = read_failures(job.folder)
     if not failures or failures[-1].by_signal or failures[-1].attempt < last_attempt(job.folder):
         return None
-    return next(filter(None, (path.read_text() for path in job.errors())), None)
+    return next((path for path in job.errors() if path.stat().st_size), None)
 
 
 def _step_of(checkpoint: Path) -> int | None:

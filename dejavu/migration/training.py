@@ -131,7 +131,7 @@ class ChangingTraining:
                     f"the plan uses device {seat[1]} of {seat[0]}, which {self.running.cluster.name} has not"
                 )
         folder = Path(job.folder)
-        for stale in (job.result_path, job.warnings_path, failures_path(folder), *folder.glob("error-*-*.txt")):
+        for stale in (job.result_path, job.warnings_path, failures_path(folder), *folder.glob("error-*-*")):
             stale.unlink(missing_ok=True)
         shutil.rmtree(heartbeats(folder), ignore_errors=True)
         self._read_bytes = job.progress_path.stat().st_size if job.progress_path.exists() else 0

@@ -31,7 +31,7 @@ with gc_frozen():
     from dejavu.plans.schedule import Pass
     from dejavu.profiles.host import host_fingerprint
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import Saved, TrainingJob, TrainingResult, Waited, last_losses, read_evaluations
+    from dejavu.runtime.job import DIVERGED, Saved, TrainingJob, TrainingResult, Waited, last_losses, read_evaluations
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.saving import Saving
     from dejavu.runtime.job.suspects import Suspect
@@ -82,6 +82,8 @@ def main(path: Path, folder: Path | None = None) -> None:
         heartbeat.close()
     except Exception as error:
         said = f"pipeline rank {placement.pipeline_rank} on {placement.device.host}: {type(error).__name__}: {error}"
+        if isinstance(error, DivergedError):
+            job.error_path(attempt, rank).with_suffix(DIVERGED).touch()
         job.error_path(attempt, rank).write_text(said)
         raise
     finally:

@@ -65,7 +65,7 @@ def backward_input(
         inputs[k].grad = None
     for k in ends:
         outputs[k].detach_()  # frees the graph between the outputs and the groups' nodes
-    of_inputs = dict(zip(wanted, found, strict=False))
+    of_inputs = dict(zip(wanted, found, strict=True))
     return tuple(of_inputs.get(k) for k in range(len(inputs))), later
 
 

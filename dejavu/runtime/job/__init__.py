@@ -24,6 +24,7 @@ from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
 
 _NOTHING = object()
+DIVERGED = ".diverged"  # of a file beside a rank's error: it was a loss or gradient that is no number
 LONG_WAIT = 0.02  # of the time: data and checkpoints that are waited for longer are told
 
 
