@@ -359,6 +359,34 @@ def test_plans_are_put_together_of_those_that_prices_brought_forth(seeds: tuple[
     assert none_fits > len(seeds) / 6 and better > len(seeds) / 3, (none_fits, better)
 
 
+@draws((6, 8, 11), (*range(6), 7, *range(9, 11), *range(12, 20)))
+def test_beams_with_few_starts_meet_plans_among_many_states(
+    seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valid ones, below the price that they are to be below; and they look at no more states than they have time for."""
+    met = 0
+    for seed in seeds:
+        problem = operators(seed, num_operators=400, num_devices=48, num_types=2)
+        result = answer(Coarse(num_clusters=40), problem)
+        if result is None:
+            continue
+        for share in (0.75, 0.9):
+            best, offered = with_plan(problem, result.plan, 1.05), list[Plan]()
+            leveled, limit, before = Leveled(Relaxed(problem, best)), share * result.step_seconds, best.step_seconds
+            known = leveled.tightened(leveled.everything(), limit, before - limit)
+            if known.near is None:
+                continue
+
+            beams = Beams(best, offered.append)
+            monkeypatch.setattr("dejavu.search.coarse.levels.beams._MANY_STATES", 0)
+            assert not beams._from_few_starts(known, limit, leveled) and not offered
+            monkeypatch.undo()
+            beams._from_few_starts(known, limit, leveled)
+            assert all(is_valid(problem, plan) and step_seconds(problem, plan) < before for plan in offered)
+            met += bool(offered)
+    assert met > len(seeds) / 3
+
+
 @draws((5, 6), (*range(5), *range(7, 12)))
 def test_a_beam_proves_what_no_prices_can(seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of mixed devices of which plans use few whole ones: as much at least, more of some, and never too much."""

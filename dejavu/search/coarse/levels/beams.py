@@ -23,6 +23,8 @@ _MOST_GAP = 0.03  # where many states are left
 _SHARE = 0.35  # of the time that is left, for one beam
 _WIDTH = 2048  # in labels at a level
 _NUM_STARTS = 3  # of a stage to a cut, further from the bound
+_MANY_STATES = 200_000  # of which a beam with few starts and labels takes a second
+_NARROW_WIDTH, _FEWEST_STARTS = 512, 1  # of such a beam
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
 _FEWEST_STATES = 5_000  # of which it takes so little that wider ones follow at once
@@ -84,6 +86,8 @@ class Beams:
             return
         if not self._has_looked(limit, _MET):
             self._looked.append((limit, _MET))
+            if self._from_few_starts(known, limit, leveled):
+                return
             least_seconds = bound + _BETTER * best_seconds
             if put_together(leveled, known, limit, self._best, self._improve, least_seconds, self._until_seconds):
                 return
@@ -103,6 +107,27 @@ class Beams:
                 self._improve(plan)
             if self._best.step_seconds < best_seconds or most == best_seconds or least_seconds == -math.inf:
                 return  # a wider one would take longer
+
+    def _from_few_starts(self, known: Kept, limit: float, leveled: Leveled) -> bool:
+        """Whether a plan is met that is better than the best, among all states that are next to the bound.
+
+        With the best start of each stage alone labels differ in what they have taken, which is what plans fail at.
+        """
+        here, before = replace(known, states=known.near), self._best.step_seconds
+        if not leveled.has_beams or self._improve is None or _num_states(here) > _MANY_STATES:
+            return False
+        for varied in ((), _VARIED):
+            most = min((known.about_seconds + limit) * (1 + GAP), self._best.step_seconds)
+            if most < known.sum_seconds + limit + _BETTER * before:
+                break
+            plan, _ = leveled.plan_under(
+                here, limit, most - limit, _NARROW_WIDTH, _FEWEST_STARTS, self._until_seconds, varied=varied
+            )
+            if plan is not None:
+                self._improve(plan)
+            if self._best.step_seconds < before:
+                return True
+        return False
 
     @property
     def _until_seconds(self) -> float:

@@ -335,14 +335,17 @@ class Leveled:
         level_S, cut_S = np.nonzero(states.alive_NL1)
         state_NL1 = np.full(states.alive_NL1.shape, -1)
         state_NL1[level_S, cut_S] = np.arange(len(level_S))
-        price, spent, before = [], [], []
-        for prices_R in prices:
+        price, spent = [], []
+        before_SA = np.empty((len(level_S), self._rest_NAL1.shape[1]))
+        others_QSA = np.empty((len(prices) - 1, *before_SA.shape), np.float32)
+        for p, prices_R in enumerate(prices):
             ways = self._ways(states, prices_R)
             counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
             spent.append(self._through(limit, ways, levels, states, prices_R).spent_seconds)
             price.append(ways.price_K)
-            before.append(self._rest_NAL1[level_S, :, cut_S])
-        return leveled_beam.Prices(np.array(price), np.array(spent), np.array(before), state_NL1)
+            (others_QSA[p - 1] if p else before_SA)[:] = self._rest_NAL1[level_S, :, cut_S]
+        np.nextafter(others_QSA, np.float32(-np.inf), out=others_QSA, where=np.isfinite(others_QSA))
+        return leveled_beam.Prices(np.array(price), np.array(spent), before_SA, others_QSA, state_NL1)
 
     def _varied(self, prices_R: Floats, shares: Sequence[float]) -> list[Floats]:
         """With all prices of one type of devices times each of these, one type after the other."""

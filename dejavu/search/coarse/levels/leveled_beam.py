@@ -59,14 +59,17 @@ class Prices(NamedTuple):
     Attributes:
         price_PK: of configurations.
         spent_P: seconds of all devices, and what sums may err by.
-        before_PSA: the least Σ before each state that is left, with prices, for each class of links of the stage from
-            there; see `counted.through`.
+        before_SA: the least Σ before each state that is left, with the first prices, for each class of links of the
+            stage from there; see `counted.through`.
+        others_QSA: the same at the other prices, Q = P − 1, rounded down to single precision: of many states they take
+            most of a beam's memory.
         state_NL1: the state of each level and cut; −1: it is not left.
     """
 
     price_PK: Floats
     spent_P: Floats
-    before_PSA: Floats
+    before_SA: Floats
+    others_QSA: NDArray[np.float32]
     state_NL1: Ints
 
 
@@ -239,7 +242,7 @@ def _look_for_starts(
             break  # nor does a longer one
         if state_L1[start] < 0:
             continue
-        seconds = guide.prices.before_PSA[0, state_L1[start], a] - ways.seconds_CL1[c, start]
+        seconds = guide.prices.before_SA[state_L1[start], a] - ways.seconds_CL1[c, start]
         if seconds >= below:
             left_out = min(left_out, seconds)
             continue
@@ -292,7 +295,7 @@ def _continued(
             break  # and so do the others
         for p in range(1, len(spent_P)):
             priced_p = labels.seconds_MY[m, _PRICED + p] + guide.prices.price_PK[p, k]
-            before = guide.prices.before_PSA[p, state, a]
+            before = float(guide.prices.others_QSA[p - 1, state, a])
             bound = max(bound, so_far + priced_p - spent_P[p] + before)
         if bound >= below:
             left_out = min(left_out, bound)
