@@ -363,7 +363,7 @@ def test_plans_are_put_together_of_those_that_prices_brought_forth(seeds: tuple[
 def test_beams_with_few_starts_meet_plans_among_many_states(
     seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Valid ones, below the price that they are to be below; and they look at no more states than they have time for."""
+    """Valid ones, below the price that was asked for; and they look at no more states than they have time for."""
     met = 0
     for seed in seeds:
         problem = operators(seed, num_operators=400, num_devices=48, num_types=2)
