@@ -19,6 +19,8 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost import transfer_costs
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.priced_problem import links_between
+from dejavu.migration import ClusterNow, RunningProblem
+from dejavu.migration.replanning import best_on
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, Prices
 from dejavu.planning.candidates import messages_of, simulate_bound, sums_of
@@ -103,6 +105,16 @@ def test_a_slow_network_is_in_the_predicted_step(nodes: str, tmp_path: Path) -> 
     steps = [chosen(nodes, speed, tmp_path, schedules=("1f1b",)).simulated_seconds for speed in SPEEDS]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("nodes", NODES)
+def test_the_best_plan_after_a_change_waits_no_longer_for_links_than_a_planned_one(
+    nodes: str, speed: str, tmp_path: Path
+) -> None:
+    choice = chosen(nodes, speed, tmp_path)
+    running, now = RunningProblem.of(choice.prices, 4), ClusterNow(choice.request.cluster)
+    assert best_on(running, now).step_seconds <= 1.1 * choice.simulated_seconds
 
 
 LEFT_OUT = "The bound may let more stages share a node than have room on one."

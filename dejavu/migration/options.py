@@ -9,16 +9,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import NamedTuple
 
 from dejavu.binding import Binding, Placement
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
 from dejavu.migration.problem_now import ProblemNow
-from dejavu.planning.candidates import bind_by_steps, simulate_bound
+from dejavu.planning.candidates import LONG_WAITING, bind_by_steps, simulate_bound
 from dejavu.planning.prices import under_gpipe_memory
 from dejavu.planning.schedules import fits, under
-from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
+from dejavu.planning.ways.nodes import as_plain, between_nodes, has_several, inside_one, over_nodes
+from dejavu.plans import Answer, NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, Floats, PlanError
@@ -58,10 +60,11 @@ def state_bytes(priced: PricedProblem) -> Floats:
 
 
 def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -> tuple[Option, SearchResult]:
-    """Ask the exact search, and take the fastest schedule for its plan.
+    """Ask the exact search, and take the schedule under which its plan is fastest on the devices that it gets.
 
-    Where its plan fits under none of them it is asked again, as the planner asks: for one that holds all of a step's
-    microbatches, which fits under every schedule.
+    Where that plan fits under no schedule the search is asked again, as the planner asks: for one that holds all of a
+    step's microbatches, which fits under every schedule. Where its messages wait for links that are slower than the
+    fastest between such devices, which the search takes, it is asked for plans that wait less, as the planner asks.
 
     Returns:
         The option, and the answer to the first question, whose bound is that of all plans.
@@ -69,30 +72,86 @@ def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -
     Raises:
         NoPlanError: no plan fits what is left, or none was found in time.
     """
-    answers: list[SearchResult] = []
+    asking = _Asking(current, budget_seconds, seed)
     for priced in (current.priced, under_gpipe_memory(current.priced)):
-        left_seconds = max(budget_seconds - sum(one.seconds for one in answers), 0.0)
-        answer = SEARCHES["exact"]().run(priced.problem, budget_seconds=left_seconds, seed=seed)
-        if isinstance(answer, SearchResult):
-            answers.append(answer)
-        elif not answers:
+        answer = asking.ask(priced)
+        if not isinstance(answer, SearchResult) and not asking.answers:
             raise NoPlanError(answer, f"on what is left of {current.cluster.name}: {answer}")
-        if isinstance(answer, SearchResult) and (found := _under_schedules(current, answer.plan)):
-            plan = min(found, key=lambda pair: pair[0])[1]
+        if asking.best is not None:
             break
     else:
         why = f"the best plan on what is left of {current.cluster.name} fits its memory under no allowed schedule"
-        seconds = sum(one.seconds for one in answers)
-        raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, seconds), why)
-    bound = bind_by_steps(current.priced, plan, current.cluster, seed=seed, compares=True)
-    bytes_L = state_bytes(current.priced)
-    seconds = simulate_bound(current.priced, bound, current.cluster).step_seconds
-    binding = current.restored(settled(bound, current.cluster, held, bytes_L))
-    return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answers[0]
+        raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, asking.seconds), why)
+    if asking.best.waiting > LONG_WAITING:
+        for told in _waiting_less(current, priced):
+            asking.ask(told)
+    bound, bytes_L = asking.best, state_bytes(current.priced)
+    binding = current.restored(settled(bound.binding, current.cluster, held, bytes_L))
+    option = Option("the best plan on what is left", binding, bound.step_seconds, moves(binding, held, bytes_L))
+    return option, asking.answers[0]
+
+
+def _waiting_less(current: ProblemNow, priced: PricedProblem) -> Iterator[PricedProblem]:
+    """Yield the problem with messages as they have to leave nodes that are filled rank by rank, and on one node."""
+    cluster = current.cluster
+    if not has_several(cluster):
+        return
+    apart = between_nodes(priced, cluster, current.transfers)
+    yield over_nodes(priced, apart, cluster, [priced.problem.schedule]).priced
+    yield from inside_one(priced, cluster)
+
+
+class _Bound(NamedTuple):
+    """A plan on devices.
+
+    Attributes:
+        step_seconds: simulated, with the links of its devices.
+        waiting: how much longer it is than the plan's as it was found, with the fastest links between such devices.
+    """
+
+    step_seconds: float
+    binding: Binding
+    waiting: float
+
+
+class _Asking:
+    """Asks the exact search, and keeps the fastest of its plans under the allowed schedules, on their devices."""
+
+    def __init__(self, current: ProblemNow, budget_seconds: float, seed: int) -> None:
+        self.current, self.budget_seconds, self.seed = current, budget_seconds, seed
+        self.answers: list[SearchResult] = []
+        self.best: _Bound | None = None
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds for one in self.answers)
+
+    def ask(self, priced: PricedProblem) -> Answer:
+        left_seconds = max(self.budget_seconds - self.seconds, 0.0)
+        answer = SEARCHES["exact"]().run(priced.problem, budget_seconds=left_seconds, seed=self.seed)
+        if isinstance(answer, SearchResult):
+            self.answers.append(answer)
+            self._try(as_plain(answer.plan))
+        return answer
+
+    def _try(self, plan: Plan) -> None:
+        """Bind the plan under every schedule under which it may be faster than the best so far."""
+        for by_types_seconds, changed in sorted(_under_schedules(self.current, plan), key=lambda pair: pair[0]):
+            if self.best is not None and by_types_seconds >= self.best.step_seconds:
+                return
+            now = self.current
+            bound = bind_by_steps(now.priced, changed, now.cluster, seed=self.seed, compares=True)
+            simulated = simulate_bound(now.priced, bound, now.cluster)
+            seconds = simulated.step_seconds
+            if fits(now.priced, bound.plan, simulated) and (self.best is None or seconds < self.best.step_seconds):
+                self.best = _Bound(seconds, bound, seconds / by_types_seconds - 1)
 
 
 def _under_schedules(current: ProblemNow, plan: Plan) -> list[tuple[float, Plan]]:
-    """Return the plan under every allowed schedule that runs it and under which it fits, with its simulated step."""
+    """Return the plan under every allowed schedule that runs it and under which it fits, with its simulated step.
+
+    Messages take the fastest links between devices of its types.
+    """
     found: list[tuple[float, Plan]] = []
     for name in current.schedules:
         try:

@@ -105,6 +105,7 @@ class ProblemNow:
         priced: what searches are asked: the configurations that fit what is there.
         every: to price running plans with: all configurations on each kind of device, also where they are too few,
             because some of a stage's devices may have become slower than the others.
+        transfers: as of `RunningProblem`, between kinds.
     """
 
     priced: PricedProblem
@@ -114,6 +115,7 @@ class ProblemNow:
     devices: Mapping[Seat, Device]
     origin: Mapping[Seat, Device]
     schedules: tuple[str, ...]
+    transfers: Transfers
 
     def slowest(self, names: Iterable[str]) -> Kind:
         """Return the slowest of these kinds."""
@@ -194,7 +196,7 @@ def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
     )
     prices = _Prices(running, cluster, kinds)
     search, every = prices.priced(fitting=True), prices.priced(fitting=False)
-    return ProblemNow(search, every, cluster, kinds, devices, origin, running.schedules)
+    return ProblemNow(search, every, cluster, kinds, devices, origin, running.schedules, prices.transfers)
 
 
 def _hosts_left(now: ClusterNow, group: NodeGroup) -> dict[str, list[Device]]:
@@ -237,7 +239,7 @@ class _Prices:
         index = [c for _, c in rows]
         slow_C1 = np.array([self._kinds[one.device_type].slowness for one, _ in rows])[:, None]
         configurations = tuple(configuration for configuration, _ in rows)
-        links_CC2 = before.accumulate * links_between(self._cluster, self._transfers, configurations)
+        links_CC2 = before.accumulate * links_between(self._cluster, self.transfers, configurations)
         kinds = self._kinds.values()
         return replace(
             before,
@@ -336,7 +338,7 @@ class _Prices:
         return {names: known[types] for names, types in pairs.items() if types in known}
 
     @cached_property
-    def _transfers(self) -> Transfers:
+    def transfers(self) -> Transfers:
         """What messages cost now: measured, times how much slower the link is, or as it is declared."""
         running, found = self._running, {}
         for a in self._kinds.values():

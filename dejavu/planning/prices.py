@@ -16,7 +16,7 @@ from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
-from dejavu.cost.priced_problem import links_between, price_problem
+from dejavu.cost.priced_problem import price_problem
 from dejavu.cost.ranges import PriceErrors
 from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
 from dejavu.cost.sources.predicted import Predicted
@@ -28,7 +28,7 @@ from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.schedules import most_ranks
-from dejavu.planning.ways.nodes import OverNodes, inside_one, over_nodes
+from dejavu.planning.ways.nodes import OverNodes, between_nodes, has_several, inside_one, over_nodes
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import Floats
@@ -113,30 +113,16 @@ class Prices:
         """Return what each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.run_size // num_microbatches).table
 
-    def between_nodes(self, priced: PricedProblem) -> PricedProblem:
-        """Return the problem as if every message between two stages left its node, where there is another to go to."""
-        problem, cluster = priced.problem, self.request.cluster
-        links = priced.accumulate * links_between(cluster, self.transfers, problem.configurations, apart=True)
-        apart = replace(
-            problem,
-            link_latency_seconds_CC=links[:, :, 0].copy(),
-            link_seconds_per_byte_CC=links[:, :, 1].copy(),
-        )
-        return replace(priced, problem=apart)
-
-    @property
-    def _has_several_nodes(self) -> bool:
-        return sum(group.count for group in self.request.cluster.groups) > 1
-
     def in_one_node(self, priced: PricedProblem) -> list[PricedProblem]:
         """Return the problem on each kind of node alone, where there are several nodes."""
-        return inside_one(priced, self.request.cluster) if self._has_several_nodes else []
+        return inside_one(priced, self.request.cluster) if has_several(self.request.cluster) else []
 
     def over_nodes(self, priced: PricedProblem, schedules: Sequence[str]) -> OverNodes | None:
         """Return `over_nodes` of a problem; None where there is one node."""
-        if not self._has_several_nodes:
+        cluster = self.request.cluster
+        if not has_several(cluster):
             return None
-        return over_nodes(priced, self.between_nodes(priced), self.request.cluster, schedules)
+        return over_nodes(priced, between_nodes(priced, cluster, self.transfers), cluster, schedules)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster
+from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
@@ -86,6 +87,21 @@ def _families(cluster: Cluster) -> dict[str, Family]:
         name: Family(number, max(sum(node.values()) for node in nodes if {number_of[one] for one in node} == {number}))
         for name, number in number_of.items()
     }
+
+
+def has_several(cluster: Cluster) -> bool:
+    """Return whether messages may have to leave a node."""
+    return sum(group.count for group in cluster.groups) > 1
+
+
+def between_nodes(priced: PricedProblem, cluster: Cluster, transfers: Transfers) -> PricedProblem:
+    """Return the problem as if every message between two stages left its node, where there is another to go to."""
+    problem = priced.problem
+    links = priced.accumulate * links_between(cluster, transfers, problem.configurations, apart=True)
+    apart = replace(
+        problem, link_latency_seconds_CC=links[:, :, 0].copy(), link_seconds_per_byte_CC=links[:, :, 1].copy()
+    )
+    return replace(priced, problem=apart)
 
 
 def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, schedules: Sequence[str]) -> OverNodes:
