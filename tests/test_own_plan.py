@@ -167,6 +167,13 @@ def test_a_wrong_value_of_a_plan_is_named(tmp_path: Path, key: str) -> None:
         assert "; wanted" in str(error.value) or "did you mean" in str(error.value)
 
 
+def test_a_file_with_several_answers_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps({"rows": [{"case": "batch 8", "plan": one_device([0, 3], 8).to_dict()}] * 2}))
+    with pytest.raises(InputError, match=r"has answers to several questions; wanted .* `plan` in one of its `rows`"):
+        read_plan(path)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -213,11 +213,12 @@ def test_a_plan_survives_json() -> None:
             del stage["configuration"][name]
     assert Plan.from_dict(old) == mixed
     split = replace(mixed.stages[0].configuration, sequence_parallel=True)
-    assert str(split) == "8 × a100, dp 4, tp 2, sp, recompute, ZeRO-1"
+    assert str(split) == "8 × a100 on 2 nodes, dp 4, tp 2, sp, recompute, ZeRO-1"
     by_expert = replace(split, expert_parallel=True)
-    assert str(by_expert) == "8 × a100, dp 4, tp 2, sp, ep, recompute, ZeRO-1"
+    assert str(by_expert) == "8 × a100 on 2 nodes, dp 4, tp 2, sp, ep, recompute, ZeRO-1"
     sharing = replace(split, context_parallel=2)
-    assert str(sharing) == "8 × a100, dp 2, cp 2, tp 2, sp, recompute, ZeRO-1"
+    assert str(sharing) == "8 × a100 on 2 nodes, dp 2, cp 2, tp 2, sp, recompute, ZeRO-1"
+    assert str(replace(sharing, num_nodes=1, devices_per_node=8)) == str(sharing).replace(" on 2 nodes", "")
     with pytest.raises(PlanError, match="runs of 3 of 4 replicas share examples"):
         replace(split, context_parallel=3)
     for one in (split, by_expert, sharing):

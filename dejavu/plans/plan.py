@@ -199,6 +199,8 @@ class StageConfiguration:
 
     def __str__(self) -> str:
         parts = [f"{self.num_devices} × {self.device_type}"]
+        if self.num_nodes > 1:
+            parts[0] += f" on {self.num_nodes} nodes"
         if self.data_parallel > self.context_parallel:
             parts.append(f"dp {self.data_parallel // self.context_parallel}")
         if self.context_parallel > 1:

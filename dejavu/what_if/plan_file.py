@@ -16,6 +16,7 @@ from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 
 ANSWER = "considered"  # the key that only an answer of `dejavu plan` has
+ANSWERS = "rows"  # the key of answers to several questions, each with its plan
 PLAN_KEYS = ("stages", "schedule", "num_microbatches", "microbatches", "slices", "both_ways", "splits")
 COUNT_KEYS = ("num_microbatches", "microbatches")
 STAGE_KEYS = ("start", "stop", "layers", "configuration")
@@ -28,6 +29,10 @@ def read_plan(path: Path) -> Plan:
         InputError: it cannot be read, or is no plan; the message names the stage.
     """
     content = _content(path)
+    if isinstance(content, dict) and ANSWERS in content and "stages" not in content:
+        raise InputError(
+            f"{path} has answers to several questions; wanted a file with one plan, as `plan` in one of its `{ANSWERS}`"
+        )
     rows = content.get("stages") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         found = f"stages is {rows!r:.60}" if isinstance(content, dict) else f"found {content!r:.60}"

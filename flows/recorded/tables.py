@@ -67,8 +67,7 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         rows["slices"] = ", ".join(map(str, slices))
     for number, stage in enumerate(plan["stages"]):
         its = StageConfiguration.from_dict(stage["configuration"])
-        spread = f", of {its.num_nodes} nodes" if its.num_nodes > 1 else ""  # which its name does not say
-        rows[f"stage {number}"] = f"{Stage(stage['start'], stage['stop'], its)}{spread}"
+        rows[f"stage {number}"] = str(Stage(stage["start"], stage["stop"], its))
     return rows
 
 
