@@ -67,5 +67,5 @@ def train(
         if here.jobs is not None:
             here.jobs.wait_for_all(here.log.info)
         result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, here.dask, here.log)
-        remember_times(job, result, graph, here.database)
+        remember_times(job, result, graph, here.database, here.cluster)
         return Trained(result, compare_with_one_process(job, result, here.work / "trials"))

@@ -340,12 +340,12 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
 
 
 @task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
-def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
+def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path, cluster: Cluster) -> None:
     """Save measured step and stage times as rows of the database."""
     if not result.kept_its_plan:
         get_run_logger().info(
             "no times are remembered: the plan changed, or a device or a link became slower, while the training ran"
         )
         return
-    rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
+    rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database), cluster)
     get_run_logger().info("remembered %d measured step and stage times", rows)

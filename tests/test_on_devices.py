@@ -19,6 +19,8 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost import transfer_costs
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.priced_problem import links_between
+from dejavu.cost.trainings.remember import remember
+from dejavu.cost.trainings.steps import Basis
 from dejavu.migration import ClusterNow, RunningProblem
 from dejavu.migration.replanning import best_on
 from dejavu.parallelism import Parallelism
@@ -30,6 +32,8 @@ from dejavu.planning.sentences import what_is_proved
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import simulate_plan
+from dejavu.timing.step_times import StepTimes
+from dejavu.timing.training_times import TrainingTimes
 from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import Workload
 from tests import rows
@@ -115,6 +119,24 @@ def test_the_best_plan_after_a_change_waits_no_longer_for_links_than_a_planned_o
     choice = chosen(nodes, speed, tmp_path)
     running, now = RunningProblem.of(choice.prices, 4), ClusterNow(choice.request.cluster)
     assert best_on(running, now).step_seconds <= 1.1 * choice.simulated_seconds
+
+
+def test_a_step_that_was_measured_over_other_links_corrects_nothing(tmp_path: Path) -> None:
+    """Of a plan whose messages leave nodes; where the links are as they were it is what was measured."""
+    cuts, one, nodes, speed = (0, 1, 2, 3, 5), StageConfiguration("T4"), "fast and slow nodes of one type", "2 Gbit/s"
+    plan = Plan(tuple(Stage(a, b, one) for a, b in itertools.pairwise(cuts)), "1f1b", 4)
+    before = chosen(nodes, speed, tmp_path, schedules=("1f1b",))
+    trained = before.candidate(plan)
+    assert trained.binding is not None and trained.factor.basis is Basis.NOTHING
+    seconds, graph = 1.3 * trained.simulated_seconds, before.prices.graph_of(4)
+    times = TrainingTimes(seconds, StepTimes(seconds, seconds, seconds, 9, 0.0, seconds, 9, 0), 10, (), ())
+    database = ProfileDatabase(tmp_path / "profiles_db")
+    assert remember(workload(), trained.binding, times, graph, database, before.request.cluster) == 1
+    for now in SPEEDS:
+        assert chosen(nodes, now, tmp_path, schedules=("1f1b",)).candidate(plan).factor.basis is Basis.NOTHING
+    again = chosen(nodes, speed, tmp_path, schedules=("1f1b",)).candidate(plan)
+    assert again.factor.basis is Basis.OWN
+    assert again.step_seconds == pytest.approx(seconds, rel=0.1)
 
 
 LEFT_OUT = "The bound may let more stages share a node than have room on one."

@@ -13,7 +13,7 @@ from dejavu.binding.by_steps import SecondsOf, SimulatedSteps
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Simulated
-from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
+from dejavu.cost.trainings.steps import NO_FACTOR, Basis, Links, StepFactor, links_of, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Graph
 from dejavu.planning.prices import Prices
@@ -139,6 +139,7 @@ class Simulator:
         self._cluster = prices.request.cluster
         self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
         self._bound, self._trained_bound = dict[Plan, Candidate](), dict[Plan, float]()
+        self._today = dict[Plan, Binding | None]()
         self.best: Candidate | None = None
 
     def under_schedules(self, priced: PricedProblem, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
@@ -167,7 +168,7 @@ class Simulator:
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
             plan = replace(plan, splits=splits_of(plan, self._prices.graph, graph.microbatch_size))
-            factor = self._factor(plan, lambda other: self._simulated(priced, other))
+            factor = self._factor(priced, plan, lambda other: self._simulated(priced, other))
             made = Candidate(priced, plan, simulate_plan(priced, plan), factor)
             self._known[plan] = made
             if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds) and not self._is_bound:
@@ -205,13 +206,13 @@ class Simulator:
 
     def _on(self, priced: PricedProblem, binding: Binding) -> Candidate:
         """Simulate a plan on its devices."""
-        factor = self._factor(binding.plan, lambda other: self._simulated_bound(priced, other))
+        factor = self._factor(priced, binding.plan, lambda other: self._simulated_bound(priced, other))
         return Candidate(priced, binding.plan, simulate_bound(priced, binding, self._cluster), factor, binding)
 
-    def _factor(self, plan: Plan, simulate: Callable[[Plan], float]) -> StepFactor:
+    def _factor(self, priced: PricedProblem, plan: Plan, simulate: Callable[[Plan], float]) -> StepFactor:
         """Return the correction of a plan's step by trainings, given the steps of trained plans at today's prices."""
         graph, accumulate = self._prices.graph_of(plan.num_microbatches), self._prices.request.workload.accumulate
-        return step_factor(graph, plan, self._rows, simulate, accumulate)
+        return step_factor(graph, plan, self._rows, simulate, accumulate, lambda other: self._links(priced, other))
 
     def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
         """Return the simulated step of a plan that was trained, at today's prices.
@@ -234,11 +235,24 @@ class Simulator:
             PlanError: as `_simulated`.
         """
         if plan not in self._trained_bound:
-            seconds = self._simulated(priced, plan)
-            with suppress(BindError):
-                seconds = simulate_bound(priced, self.bind(priced, plan), self._cluster).step_seconds
+            seconds, today = self._simulated(priced, plan), self._of_today(priced, plan)
+            if today is not None:
+                seconds = simulate_bound(priced, today, self._cluster).step_seconds
             self._trained_bound[plan] = seconds
         return self._trained_bound[plan]
+
+    def _links(self, priced: PricedProblem, plan: Plan) -> Links | None:
+        """Return the links between the devices that a trained plan would have today; None: it has none."""
+        today = self._of_today(priced, plan)
+        return None if today is None else links_of(today, self._cluster)
+
+    def _of_today(self, priced: PricedProblem, plan: Plan) -> Binding | None:
+        """Return a trained plan on the devices that it would have today; None: there are too few."""
+        if plan not in self._today:
+            self._today[plan] = None
+            with suppress(BindError):
+                self._today[plan] = self.bind(priced, plan)
+        return self._today[plan]
 
     def polished(self, candidate: Candidate) -> Candidate:
         """Move the candidate's cuts, one layer at a time, while the simulated step gets shorter and still fits.

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from dejavu.binding.binding import Binding
+from dejavu.cluster import Cluster
 from dejavu.cost.trainings.stages import StageRecord
-from dejavu.cost.trainings.steps import step_subject
+from dejavu.cost.trainings.steps import Links, links_of, step_subject
 from dejavu.cost.work import Work
 from dejavu.graphs.graph import Graph
 from dejavu.plans import Plan
@@ -25,12 +26,20 @@ MESSAGE = "message"  # subject of the messages of a training; a link measured al
 
 
 def remember(
-    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, database: ProfileDatabase
+    workload: Workload,
+    binding: Binding,
+    measured: TrainingTimes,
+    graph: Graph,
+    database: ProfileDatabase,
+    cluster: Cluster | None = None,
 ) -> int:
     """Append the measured times of the step and of every stage; return the number of rows written.
 
     Of sequences in slices, and of two copies of the model, the step alone: stages' rows correct layers' prices, and a
     layer's passes have more kernels in slices; a rank of two copies does once a step what two stages do.
+
+    Args:
+        cluster: the links that it has between the binding's devices are kept with the step, if it has these devices.
     """
     if measured.step_seconds is None:
         return 0
@@ -47,7 +56,9 @@ def remember(
     times = measured.step_times
     shared["disturbed_share"] = times.disturbed_share if times else None
     # A rule other than the mean makes steps longer, which is no news of the plan.
-    whole = [] if workload.gradients.gathers else [_step_row(workload, binding, measured, graph, shared)]
+    is_known = cluster is not None and {placed.device for placed in binding.placements} <= set(cluster.devices())
+    links = {"links": links_of(binding, cluster)} if cluster is not None and is_known else {}
+    whole = [] if workload.gradients.gathers else [_step_row(workload, binding, measured, graph, shared, links)]
     if workload.in_slices or workload.both_ways:
         return database.append(whole)
     rows = [
@@ -59,7 +70,12 @@ def remember(
 
 
 def _step_row(
-    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: Mapping[str, Any]
+    workload: Workload,
+    binding: Binding,
+    measured: TrainingTimes,
+    graph: Graph,
+    shared: Mapping[str, Any],
+    links: Mapping[str, Links],
 ) -> Measurement:
     """Make the row of the step, with the work that it did, so that it can be held against physics."""
     assert measured.step_seconds is not None
@@ -86,6 +102,7 @@ def _step_row(
                 "graph": graph.fingerprint,
                 "plan": plan.to_dict(),
                 "accumulate": workload.accumulate,
+                **links,
                 "bubble_fraction": bubble_fraction(binding, measured.last_step_passes),
                 **whole.to_dict(),
                 **_messages_of_a_step(workload, plan, graph),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations_with_replacement
 from statistics import fmean
 from typing import NamedTuple
 
+from dejavu.binding.binding import Binding
+from dejavu.cluster import Cluster, pair
 from dejavu.cost.trainings.absurd import believable
 from dejavu.cost.trainings.believed import NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.foundation.hashing import stable_hash
@@ -17,6 +21,19 @@ from dejavu.graphs.graph import Graph
 from dejavu.plans import Plan
 from dejavu.plans.stage_costs import PlanError
 from dejavu.profiles import Measurement, ProfileDatabase
+
+Links = list[list[float]]  # bytes per second and seconds of latency of each, in order
+
+
+def links_of(binding: Binding, cluster: Cluster) -> Links:
+    """Return the links between a binding's devices, inside nodes and between them, as the cluster's file has them."""
+    on_node = Counter((placed.device.group, placed.device.node_index) for placed in binding.placements)
+    on_group = Counter(group for group, _ in on_node)
+    found = {cluster.group(group).link for (group, _), count in on_node.items() if count > 1}
+    for a, b in combinations_with_replacement(sorted(on_group), 2):
+        if a != b or on_group[a] > 1:
+            found.add(cluster.links_between[pair(a, b)])
+    return [list(one) for one in sorted({(link.bytes_per_second, link.latency_seconds) for link in found})]
 
 
 def step_subject(graph: Graph, plan: Plan, accumulate: int = 1) -> str:
@@ -99,7 +116,12 @@ def _trained(graph: Graph, database: ProfileDatabase, accumulate: int) -> list[_
 
 
 def step_factor(
-    graph: Graph, plan: Plan, database: ProfileDatabase, simulate: Callable[[Plan], float], accumulate: int = 1
+    graph: Graph,
+    plan: Plan,
+    database: ProfileDatabase,
+    simulate: Callable[[Plan], float],
+    accumulate: int = 1,
+    links: Callable[[Plan], Links | None] = lambda _: None,
 ) -> StepFactor:
     """Return the correction of a plan's simulated step by remembered trainings of this model.
 
@@ -107,11 +129,12 @@ def step_factor(
     from trained ones only in its cuts uses theirs. Any other plan uses what the trained ones have in common, as far as
     each of them would have been predicted by the rest: one plan's factor may be specific to its schedule, so it says
     nothing about other schedules. Of each, only what chance does not explain is believed; steps that were measured
-    beside other work are not used.
+    beside other work are not used, nor those over other links than the plan would have today.
 
     Args:
         simulate: the step seconds of a plan by today's prices; may raise for one that is not of today's request.
         accumulate: runs of the schedule in a step; steps of other numbers of them are others.
+        links: between the devices that a plan would have today; None: that is not known.
     """
     logs, expected = dict[Plan, list[float]](), list[float]()
     for trained in _trained(graph, database, accumulate):
@@ -119,11 +142,16 @@ def step_factor(
             simulated_seconds = simulate(trained.plan)
         except PlanError:
             continue
-        rows = believable(trained.rows, simulated_seconds)
+        rows = believable(_over(links(trained.plan), trained.rows), simulated_seconds)
         if rows:
             logs[trained.plan] = [math.log(row.seconds / simulated_seconds) for row in rows]
             expected += [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for row in rows]
     return factor_from(logs, fmean(expected or [0.0]), plan)
+
+
+def _over(links: Links | None, rows: Sequence[Measurement]) -> list[Measurement]:
+    """Return the rows that were measured over these links, and those of which that is not known."""
+    return [row for row in rows if links is None or json.loads(row.extra or "{}").get("links", links) == links]
 
 
 def factor_from(logs: Mapping[Plan, Sequence[float]], expected: float, plan: Plan) -> StepFactor:
