@@ -26,7 +26,8 @@ RUN_LOGGERS = ("prefect.flow_runs", TASK_RUNS)
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 TERMINATION = "Execution was aborted by a termination signal"  # likewise
-ENDED_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
+HANGUP = "ended by SIGHUP, as when its terminal is closed"
+ENDED_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: HANGUP}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG}  # for the user to fix, not a bug
 DISK |= {errno.EISDIR, errno.ENOTDIR, errno.EEXIST}  # a folder where a file belongs, or the other way round
 
@@ -35,7 +36,7 @@ def ending(command: Callable[[], None], project: Path) -> None:
     """Run a command; a mistake in the user's input prints one sentence and exits with code 2, a failure with code 1.
 
     A full or read-only disk is a failure, too, and a folder in the place of a file.
-    On an interrupt or SIGTERM, print what is kept, and the line that goes on.
+    On an interrupt, SIGTERM or SIGHUP, print what is kept, and the line that goes on.
     """
     try:
         command()
@@ -97,7 +98,7 @@ _trainings: list[Path] = []  # of this process
 
 
 class _Interrupts:
-    """The first Ctrl-C or SIGTERM is an exception, the second the end."""
+    """The first Ctrl-C, SIGTERM or SIGHUP is an exception, the second the end."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None  # of the first; None: none came
@@ -119,12 +120,14 @@ class _Interrupts:
         self.number = self.number or signal.Signals(number)
         for one in ENDED_BY:
             if signal.getsignal(one) == self.first:
-                signal.signal(one, self.second)
-        raise KeyboardInterrupt
+                # Of a terminal that is closed both the kernel and the shell tell: that is one hangup.
+                signal.signal(one, signal.SIG_IGN if one == signal.SIGHUP else self.second)
+        raise KeyboardInterrupt(self.how)
 
     def second(self, number: int, frame: object) -> None:
         said = f"{ENDED_BY[signal.Signals(number)]} again: ended at once; what was measured, tried and saved is kept\n"
-        os.write(sys.stderr.fileno(), said.encode())
+        with suppress(OSError):  # its terminal is closed
+            os.write(sys.stderr.fileno(), said.encode())
         os._exit(self.code)
 
     def unheard(self, what: sys.UnraisableHookArgs) -> None:
@@ -146,7 +149,7 @@ def end_at_once_when_interrupted_again() -> None:
     """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends.
 
     So is the first SIGTERM, by which a batch system or `kill` ends a command: Prefect's flows, which have a handler of
-    their own, hand it on to this one.
+    their own, hand it on to this one. And SIGHUP, of a terminal that is closed, unless `nohup` has it ignored.
 
     While Python takes itself down, after all threads and what was to be done at the end, a Ctrl-C changes nothing: the
     exit code is that of the first.
@@ -155,26 +158,34 @@ def end_at_once_when_interrupted_again() -> None:
         signal.signal(signal.SIGINT, _interrupts.first)
         sys.unraisablehook = _interrupts.unheard
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is done last
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _interrupts.first)
-        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_DFL)  # what hangs there can be ended
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _interrupts.first)
+        atexit.register(signal.signal, number, signal.SIG_DFL)  # what hangs there can be ended
+    if ours:
         os.register_at_fork(after_in_child=_as_before)
 
 
 def _as_before() -> None:
-    """End a fork by SIGTERM as any process: what it would raise is of its parent."""
-    if signal.getsignal(signal.SIGTERM) in (_interrupts.first, _interrupts.second):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """End a fork by SIGTERM or SIGHUP as any process: what it would raise is of its parent."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (_interrupts.first, _interrupts.second):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def how_interrupted() -> str:
+    """Return what ended this process, in words; an interrupt, where no signal came that is known."""
+    return _interrupts.how
 
 
 def _say_interrupted(project: Path) -> None:
-    print(f"{_interrupts.how}; what was measured, tried and saved is kept", file=sys.stderr)
-    if not _trainings:
-        print("the same command goes on from there", file=sys.stderr)
-    else:
+    goes_on = "the same command goes on from there"
+    if _trainings:
         folder = Path(os.path.relpath(_trainings[-1], project))
         line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder)])
-        print(f"to resume the training: {line}", file=sys.stderr)
+        goes_on = f"to resume the training: {line}"
+    with suppress(OSError):  # its terminal is closed: nobody reads it
+        print(f"{_interrupts.how}; what was measured, tried and saved is kept\n{goes_on}", file=sys.stderr, flush=True)
 
 
 def _without_resume(words: list[str]) -> list[str]:
@@ -195,12 +206,12 @@ def interrupts_as_such() -> Iterator[None]:
     One of which nothing became, as in a library that tries an import and drops every exception, ends what begins next.
     """
     if _interrupts.came:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(_interrupts.how)
     try:
         yield
     except Exception as error:
         if was_interrupted(error):
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(_interrupts.how) from error
         if (terminated := _termination(error)) is not None:
             raise terminated from None  # as which Prefect takes it, and hands it on
         raise
@@ -240,7 +251,7 @@ class Sentences(logging.Filter):
                 return False
             self._said = error
             if interrupted:
-                record.msg, record.args = "interrupted", ()
+                record.msg, record.args = _interrupts.how, ()
             else:
                 record.msg, record.args = "failed: %s", (_unreachable(error) if unreachable else of_the_disk or error,)
             record.exc_info, record.exc_text = None, None

@@ -7,6 +7,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ LOOK_SECONDS = 5.0
 
 
 def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: service_record.Say) -> None:
-    """Start the services, start again what ends, and stop everything on SIGTERM, Ctrl-C or `dejavu down`.
+    """Start the services, start again what ends, and stop everything on SIGTERM, SIGHUP, Ctrl-C or `dejavu down`.
 
     Args:
         start: `services.up` with everything but what is watched, whether it starts again, and who is told.
@@ -25,7 +27,8 @@ def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: 
     Raises:
         DejavuError: a service did not start, or not again; everything is stopped.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the same way
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the same way as Ctrl-C
     try:
         start(watch=watch, say=say)
         tell_systemd("READY=1")
@@ -36,11 +39,17 @@ def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: 
     except KeyboardInterrupt:
         tell_systemd("STOPPING=1")
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *before):
             signal.signal(number, signal.SIG_IGN)
-        services.down(project, say=say)
+        services.down(project, say=partial(_say_if_heard, say))
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_if_heard(say: service_record.Say, text: str) -> None:
+    with suppress(OSError):  # its terminal is closed
+        say(text)
 
 
 def tell_systemd(state: str) -> None:

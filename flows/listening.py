@@ -14,6 +14,7 @@ import typer
 
 from dejavu.foundation.errors import was_interrupted
 from dejavu.foundation.processes.files import finite
+from flows.endings import how_interrupted
 
 if TYPE_CHECKING:
     from flows.full import Outcome
@@ -36,7 +37,7 @@ def printed_as_json() -> Iterator[None]:
             yield
         except BaseException as error:
             interrupted = was_interrupted(error)
-            said, kind = ("interrupted", KeyboardInterrupt) if interrupted else (str(error), type(error))
+            said, kind = (how_interrupted(), KeyboardInterrupt) if interrupted else (str(error), type(error))
             _print({"event": "failed", "time": round(time.time(), 3), "error": said, "type": kind.__name__})
             raise
 

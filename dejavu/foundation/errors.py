@@ -22,6 +22,11 @@ OWN_CODE = (Exception, SystemExit)  # what code of a person's own may raise; an 
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Return whether an error is an interrupt, or was raised while one was handled: a library may fail at it."""
+    return interrupt_of(error) is not None
+
+
+def interrupt_of(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error is, or was raised upon; its message, if it has one, says what came."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
-    return error is not None
+    return error

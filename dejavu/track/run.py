@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.foundation.errors import was_interrupted
+from dejavu.foundation.errors import interrupt_of
 from dejavu.foundation.processes.files import finite
 from dejavu.track.database import local_path
 from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
@@ -242,10 +242,11 @@ class Run:
         try:
             yield
         except BaseException as error:
-            interrupted = was_interrupted(error)
-            killed = interrupted or not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
+            interrupt = interrupt_of(error)
+            killed = interrupt is not None or not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
             status = "KILLED" if killed else "FAILED"
-            said = "it was interrupted" if interrupted else str(error)  # a library may fail at it in its own words
+            # A library may fail at an interrupt in its own words.
+            said = str(error) if interrupt is None else f"it was {str(interrupt) or 'interrupted'}"
             said = f"its process exited with code {error.code}" if isinstance(error, SystemExit) else said
             self.tags({FAILURE_TAG: said or ("it was ended from outside" if killed else type(error).__name__)})
             raise
