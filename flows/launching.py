@@ -16,6 +16,7 @@ from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.runtime.job import TrainingJob, prepared_job
 from dejavu.workload.data import check_data, dataset_of
+from dejavu.workload.models import own_code
 
 if TYPE_CHECKING:
     from dejavu.planning import Choice, Planner
@@ -137,6 +138,7 @@ def _planned_job(
         last_step=wanted.num_steps,
         folder=str(folder.resolve()),
         data_fingerprint=dataset_of(wanted).fingerprint,
+        model_code=own_code(wanted),
     )
     _check(job)
     job.write()

@@ -54,6 +54,7 @@ from dejavu.trials import (
 )
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
+from dejavu.workload.models import own_code
 from dejavu.workload.pretrained import check_pretrained
 from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
@@ -177,6 +178,7 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
         last_step=workload.num_steps,
         folder=str(folder),
         data_fingerprint=dataset_of(workload).fingerprint,
+        model_code=own_code(workload),
     )
     job.write()
     return job
@@ -185,6 +187,16 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
 def has_other_data(job: TrainingJob) -> bool:
     """Return whether the examples are not those that the training began with."""
     return job.data_fingerprint not in ("", dataset_of(job.workload).fingerprint)
+
+
+def changed_code(job: TrainingJob) -> str:
+    """Say which files of the model are not those that the training began with; "": none is known to have changed."""
+    was, now = job.model_code, own_code(job.workload) if job.model_code else {}
+    changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    if not changed:
+        return ""
+    modules = f"module{'' if len(changed) == 1 else 's'} {', '.join(changed)}"
+    return f"the code of model {job.workload.model} is not that with which this training began ({modules})"
 
 
 @task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
@@ -212,6 +224,8 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
             "and its losses are not those of an undisturbed training",
             workload.data,
         )
+    if changed := changed_code(job):
+        get_run_logger().warning("%s: it goes on with what is there now", changed)
     return job
 
 
@@ -329,12 +343,12 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     if difference is None:  # there was no step, or the first losses are lost
         return None
     if not difference <= TOLERATED_DIFFERENCE and not job.workload.gradients.gathers:  # one process takes the mean
-        apart = what_replicas_do_apart(job)
+        causes = filter(None, (what_replicas_do_apart(job), changed_code(job)))
         get_run_logger().warning(
             "the first losses differ from single-process training by %.1e; up to %.0e is rounding%s",
             difference,
             TOLERATED_DIFFERENCE,
-            f". {apart}" if apart else "",
+            "".join(f". {cause[0].upper()}{cause[1:]}" for cause in causes),
         )
     return difference
 

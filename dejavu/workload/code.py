@@ -14,7 +14,15 @@ _OURS = Path(__file__).parents[1]  # has a hash of its own wherever it matters
 
 
 def imported_code(module: str) -> str:
-    """Hash a module's file and all that it imports, directly or not, but what is installed; empty: it has no file.
+    """Hash a module's file and all that it imports, as `imported_texts` finds them; empty: it has no file."""
+    texts, hashed = imported_texts(module), hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        hashed.update(f"{name} {len(text)}\n".encode() + text)
+    return hashed.hexdigest()[:16] if texts else ""
+
+
+def imported_texts(module: str) -> dict[str, bytes]:
+    """Read a module's file and those of all that it imports, directly or not, by module, but what is installed.
 
     Of an installed module these are the files of its own package. Nothing is imported to find them.
     """
@@ -27,10 +35,7 @@ def imported_code(module: str) -> str:
         texts[name] = file.read_bytes()
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         asked += [name.rpartition(".")[0], *_imported(texts[name], package)]
-    hashed = hashlib.sha256()
-    for name, text in sorted(texts.items()):
-        hashed.update(f"{name} {len(text)}\n".encode() + text)
-    return hashed.hexdigest()[:16] if texts else ""
+    return texts
 
 
 def _is_followed(name: str, file: Path, own: str) -> bool:

@@ -41,6 +41,8 @@ class TrainingJob:
             (`profiling.measuring.least_samples`): steps beside slower ones have other work beside them.
         data_fingerprint: of the examples that the training began with (`Dataset.fingerprint`); empty where they were
             not told yet.
+        model_code: of each module of a model of one's own, by its name, a hash of its text as the training began
+            (`workload.models.own_code`); empty where it was not told yet.
     """
 
     workload: Workload
@@ -52,6 +54,7 @@ class TrainingJob:
     folder: str
     least_sample_seconds: Mapping[str, float] = field(default_factory=dict)
     data_fingerprint: str = ""
+    model_code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def result_path(self) -> Path:

@@ -10,8 +10,10 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.registry import Family, did_you_mean, named
 from dejavu.workload import Workload
+from dejavu.workload.code import imported_texts
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models._base import (
     LayerBuilder,
@@ -50,6 +52,7 @@ __all__ = [
     "by_class",
     "layers_of",
     "model_of",
+    "own_code",
     "source_hash",
     "splits_loss",
 ]
@@ -99,6 +102,14 @@ def model_of(workload: Workload) -> Model:
             f"model {workload.model!r} does not take model_options {workload.model_options}: {error}",
             ("model_options",),
         ) from error
+
+
+def own_code(workload: Workload) -> dict[str, str]:
+    """Hash the text of each module that a model of one's own is made by, by its name; none of a model of the zoo."""
+    module, is_own, _ = workload.model.partition(":")
+    if not is_own or workload.model.startswith(PREFIX):
+        return {}
+    return {name: stable_hash(text.decode(errors="replace")) for name, text in imported_texts(module).items()}
 
 
 def _check_kinds(kind: Callable[..., Model], options: Mapping[str, Any]) -> None:
