@@ -23,12 +23,20 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.processes.files import largest_file_bytes
 from dejavu.foundation.processes.parents import PARENT
 from dejavu.foundation.processes.start import started_at
 from dejavu.foundation.units import format_bytes, plural
 from flows import service_record, services
 from flows.processes import family, is_free, listener
-from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
+from flows.room import (
+    LEAST_FILE_BYTES,
+    LEAST_FREE_BYTES,
+    LEAST_SHARED_BYTES,
+    SHARED_MEMORY,
+    SHARED_REMEDY,
+    open_to_others,
+)
 from flows.server_settings import LOOPBACK, MLFLOW_DATABASE
 
 OLDEST_PYTHON = (3, 11, 4)  # as pyproject.toml says
@@ -148,6 +156,15 @@ def _disk(project: Path) -> list[Check]:
         "" if ok else f"free space: checkpoints and trials are in {project / '.dejavu'} and {project / 'mlartifacts'}"
     )
     return [Check("disk", ok, f"{format_bytes(free_bytes)} free at {project}", remedy)]
+
+
+def _largest_file(project: Path) -> list[Check]:
+    file_bytes = largest_file_bytes()
+    if file_bytes is None:
+        return []
+    ok = False if file_bytes < LEAST_FILE_BYTES else None  # a checkpoint's files may be larger than any limit
+    remedy = "`ulimit -f unlimited`: a run writes databases, pages and checkpoints"
+    return [Check("largest file", ok, f"{format_bytes(file_bytes)} in this shell", remedy)]
 
 
 def _shared_memory(project: Path) -> list[Check]:
@@ -312,7 +329,7 @@ def _prefect_home(project: Path) -> list[Check]:
 
 LOOKS: tuple[Callable[[Path], list[Check]], ...] = (
     *(_python, _packages, _tools),
-    *(_devices, _memory, _disk, _shared_memory),
+    *(_devices, _memory, _disk, _largest_file, _shared_memory),
     *(_services, _ports, _training, _leftover_ranks),
     *(_cost_database, _cluster, _mlflow, _prefect_home, _private),
 )

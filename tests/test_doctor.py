@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import shlex
 import socket
 import sqlite3
@@ -239,3 +240,16 @@ def test_a_database_that_is_not_there_is_not_called_sound(tmp_path: Path) -> Non
     (check,) = doctor._cost_database(tmp_path)
     assert check.ok and check.found.startswith("none yet")
     assert not (tmp_path / "profiles_db").exists()
+
+
+@pytest.mark.parametrize(("mebibytes", "ok"), [(4, False), (512, None)])
+def test_the_doctor_says_that_files_may_not_be_large(mebibytes: int, ok: bool | None, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (mebibytes * 2**20, limits[1]))
+    try:
+        (found,) = doctor._largest_file(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (found.ok, found.found) == (ok, f"{mebibytes} MiB in this shell") and "ulimit -f" in found.remedy
+    assert bool(doctor._largest_file(tmp_path)) == (limits[0] != resource.RLIM_INFINITY)
+    assert doctor._largest_file in doctor.LOOKS
