@@ -120,3 +120,24 @@ def test_services_in_the_foreground_end_with_their_terminal(
     start = partial(services.up, project, prefect_port=free_port(), mlflow_port=free_port())
     foreground.stay_up(project, start, None, say)
     assert said and service_record.recorded(project) is None
+
+
+OF_WORKERS = """
+import signal
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from dejavu.trials.clients import _start_forkserver
+
+_start_forkserver()
+for pid in (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid):
+    (ignored,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigIgn" in line]
+    print(int(ignored.split()[1], 16) >> signal.SIGHUP - 1 & 1)
+"""
+
+
+def test_what_trials_workers_come_from_is_ended_by_its_parent_alone() -> None:
+    """Ended by the terminal, it would be started again to print tracebacks of semaphores that it does not know."""
+    words = [sys.executable, "-c", OF_WORKERS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.stdout.split() == ["1", "1"], done.stderr

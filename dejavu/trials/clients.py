@@ -106,17 +106,19 @@ def _cluster(workers: dict[int, dict[str, Any]], scheduler: dict[str, Any]) -> d
 
 
 def _start_forkserver() -> None:
-    """Start Python's forkserver, if it does not run yet, so that it and its forks ignore interrupts.
+    """Start Python's forkserver, if it does not run yet, so that it and its forks ignore interrupts and SIGHUP.
 
-    A Ctrl-C in a terminal reaches them, too, and each would print where it was: this process ends them.
+    A Ctrl-C in a terminal reaches them, too, and each would print where it was: this process ends them. So does a
+    closed terminal's SIGHUP, which would end the process that counts their semaphores, and print that they are missing.
     """
     if threading.current_thread() is not threading.main_thread():  # only there may Python say what a signal does
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:
