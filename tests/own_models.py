@@ -710,6 +710,13 @@ def _one_act(act: nn.Module) -> list[nn.Module]:
     return [nn.Flatten(), nn.Linear(64, 32), act, nn.Linear(32, 32), act, nn.Linear(32, 10)]
 
 
+def _truncated(*sizes: int, std: float) -> nn.Linear:
+    """Weights as vision models draw them: again where they are out of range, narrow or wide of it."""
+    made = nn.Linear(*sizes)
+    nn.init.trunc_normal_(made.weight, std=std)
+    return made
+
+
 def _rates(depth: int) -> list[float]:
     """Rates of blocks, as vision models compute them."""
     return [rate.item() for rate in torch.linspace(0.0, 0.1, depth)]
@@ -728,6 +735,9 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "declared, in place": lambda: _DeclaredInPlace(*_one_act(nn.Hardtanh(inplace=True))),
     "rates read from a tensor": lambda: nn.Sequential(
         nn.Flatten(), *(nn.Sequential(nn.Linear(64, 64), nn.Hardshrink(rate)) for rate in _rates(3)), nn.Linear(64, 10)
+    ),
+    "truncated weights": lambda: nn.Sequential(
+        nn.Flatten(), _truncated(64, 32, std=0.02), nn.ReLU(), _truncated(32, 10, std=3.0)
     ),
     "no child that does something": lambda: nn.Sequential(nn.Identity()),
     "a child without gradients": lambda: _Switched(torch.no_grad),
@@ -888,6 +898,10 @@ class _Beside(nn.Module):
 
 def converting() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+
+
+def orthogonal() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)))
 
 
 def lazy() -> nn.Module:

@@ -121,6 +121,7 @@ def test_whatever_a_chain_does_its_layers_do(kind: str) -> None:
 LEAST = {
     "a tuple between two": 2,
     "rates read from a tensor": 4,
+    "truncated weights": 4,
     "a child without gradients": 2,
     "a child under autocast": 2,
     "a wrapped chain": 4,
@@ -142,6 +143,8 @@ def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, mo
         layers_of(workload_of("lazy"))
     with pytest.raises(InputError, match=r"it converts its weights .*; wanted them as modules make them"):
         layers_of(workload_of("converting"))
+    with pytest.raises(InputError, match=r"it reads values of weights \(aten.*\), and planning makes them without any"):
+        layers_of(workload_of("orthogonal"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(InputError, match=r"cannot be imported: SystemExit: 2; wanted package\.module:factory"):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
@@ -81,6 +82,27 @@ def without_torchs_stack() -> Iterator[None]:
         _LOG.disabled = before
 
 
+_TRUNCATES = "_no_grad_trunc_normal_"  # torch's, which draws again until no number is out of range
+_truncated = getattr(nn.init, _TRUNCATES)
+
+
+def _undrawn(tensor: torch.Tensor, *bounds: Any, **options: Any) -> torch.Tensor:
+    """Do what torch's truncated normal distribution does to a tensor: to a fake one nothing."""
+    found: torch.Tensor = tensor if isinstance(tensor, FakeTensor) else _truncated(tensor, *bounds, **options)
+    return found
+
+
+@contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    """Let `nn.init.trunc_normal_` pass over fake tensors: it asks for their values."""
+    before = getattr(nn.init, _TRUNCATES)
+    setattr(nn.init, _TRUNCATES, _undrawn)
+    try:
+        yield
+    finally:
+        setattr(nn.init, _TRUNCATES, before)
+
+
 @contextmanager
 def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: bool = False) -> Iterator[None]:
     """Make tensors created in this block fake.
@@ -88,5 +110,5 @@ def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: b
     Args:
         mode: the fake tensor mode; None: a new one.
     """
-    with without_torchs_stack(), mode or FakeMode(allow_non_fake_inputs=allow_non_fake_inputs):
+    with without_torchs_stack(), _drawing_nothing(), mode or FakeMode(allow_non_fake_inputs=allow_non_fake_inputs):
         yield

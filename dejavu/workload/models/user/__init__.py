@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.foundation.tracing import fake_tensors
@@ -105,12 +106,21 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
         with fake_tensors():
             made = factory(**options)
     except OWN_CODE as error:
-        known = (said for words, said in _MISTAKES.items() if words in str(error))
-        said = next(known, f"{type(error).__name__}: {error}")
-        message = f"model {reference!r} fails with model_options {dict(options)}: {said}"
+        message = f"model {reference!r} fails with model_options {dict(options)}: {_mistake(error)}"
         raise InputError(message, ("model_options",)) from error
     if isinstance(made, Model):
         return made
     if not isinstance(made, nn.Module):
         raise InputError(f"model {reference!r} returns a {type(made).__name__}; wanted a module or a Model", ("model",))
     return UserModel(factory, options, module_name)
+
+
+def _mistake(error: BaseException) -> str:
+    """Say why a factory failed on tensors without memory."""
+    if isinstance(error, DataDependentOutputException):
+        return (
+            f"it reads values of weights ({error.func}), and planning makes them without any; wanted a factory that "
+            "does not depend on what was drawn"
+        )
+    known = (said for words, said in _MISTAKES.items() if words in str(error))
+    return next(known, f"{type(error).__name__}: {error}")
