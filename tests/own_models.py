@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import signal
@@ -1043,3 +1044,34 @@ def conjugated() -> nn.Sequential:
     """Layers between which complex numbers go, conjugated, and whose gradients come back so."""
     first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
     return nn.Sequential(first, Conjugated(), Conjugated(back=True), nn.Linear(16, 10))
+
+
+class Heavy(nn.Module):
+    """Weights of 4 MiB each that constructors make in many ways; a table and a hook's mask are nobody's buffers."""
+
+    def __init__(self, width: int = 1024) -> None:
+        super().__init__()
+        self.drawn, self.frozen = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.frozen.weight.requires_grad_(False)
+        self.words = nn.Embedding(width, width, padding_idx=1)
+        self.cut = nn.Parameter(torch.empty(width, width), requires_grad=False)
+        nn.init.trunc_normal_(self.cut, std=0.5, a=-0.25, b=0.25)
+        self.columns = nn.Parameter(torch.empty(width, width), requires_grad=False)
+        with torch.no_grad():
+            for number, column in enumerate(self.columns[:, :2].unbind(1)):
+                column.fill_(number + 1.0)
+            self.columns[:, 2:].zero_()
+        self.copied = copy.deepcopy(self.frozen)
+        self.turned = nn.utils.parametrizations.weight_norm(nn.Linear(width, width, bias=False))
+        self.attribute, mask = torch.empty(width, width).uniform_(), torch.empty(width, width).bernoulli_(0.5)
+        self.drawn.weight.register_hook(lambda gradient: gradient * mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drawn(x) @ self.frozen.weight + x @ (self.cut + self.columns + self.attribute)
+        x = self.turned(self.copied(x)) + self.words.weight.sum(0)
+        return nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def heavy(depth: int = 1) -> nn.Sequential:
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 1024))
+    return nn.Sequential(first, *(Heavy() for _ in range(depth)), nn.Linear(1024, 10))

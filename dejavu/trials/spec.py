@@ -15,6 +15,7 @@ from dejavu.runtime import optimizer, single, training
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of, source_hash
+from dejavu.workload.models.user import waiting
 
 MOST_ATTEMPTS = 3
 _CODE = (
@@ -25,6 +26,7 @@ _CODE = (
     training,
     optimizer,
     single,
+    waiting,
 )  # also decides the losses: other code, other results
 # Names, not contents: the contents are in the data's fingerprint.
 _FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare", "replan"}

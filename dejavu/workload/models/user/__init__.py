@@ -17,6 +17,7 @@ from dejavu.workload.code import imported_code
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import LayerBuilder, Model, source_hash
 from dejavu.workload.models.user.cutting import Cut, Take, cut
+from dejavu.workload.models.user.waiting import values_when_read
 
 _CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds
 _MOST_CUTS = 16
@@ -85,7 +86,8 @@ class UserModel(Model):
         return _CUTS[key]
 
     def _layer(self, take: Take) -> nn.Module:
-        return take(self.factory(**self.options))
+        with values_when_read():
+            return take(self.factory(**self.options))
 
 
 def load_model(reference: str, options: Mapping[str, Any]) -> Model:
