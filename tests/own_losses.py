@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,3 +75,19 @@ class InParts(Model):
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         made: Any = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         return tuple(made if name is None else LayerBuilder(name, lambda: made) for name in self.names)
+
+
+class Hooked(GPT):
+    """Of every weight some columns, and of some matrices every other row, stay as they were drawn, by hooks."""
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        return tuple(replace(one, build=partial(_hooked, one.build)) for one in super().layers(shape))
+
+
+def _hooked(build: Callable[[], nn.Module]) -> nn.Module:
+    layer = build()
+    for number, weight in enumerate(layer.parameters()):
+        weight.register_hook(lambda gradient: gradient * (torch.arange(gradient.shape[-1]) % 3 > 0))
+        if number % 2 and weight.dim() == 2:
+            weight.register_hook(lambda gradient: gradient * (torch.arange(len(gradient)) % 2)[:, None])
+    return layer

@@ -175,6 +175,19 @@ def test_hooks_of_weights_change_the_gradients_of_split_weights_too() -> None:
 
 
 @pytest.mark.integration
+def test_hooks_of_weights_stay_where_a_layer_declares_its_split() -> None:
+    """They were lost there: the last losses were 0.3 off."""
+    fields = {"num_blocks": 1, "width": 16, "num_heads": 2}
+    text = {"data": "text", "sequence_length": 8, "batch_size": 8, "num_microbatches": 2, "num_steps": 3}
+    workload = Workload(model="tests.own_losses:Hooked", model_options=fields, **text, trials=TrialSettings(count=0))
+    ways = [one_device(1, 2, sequence_parallel=True), one_device(2, 2, zero_level=3)]
+    jobs = [job_of(workload, by_hand("1f1b", (0, 3), [way], 2), 3, DRAW) for way in ways]
+    expected = train_single(workload, DRAW, range(3))
+    for way, found in zip(ways, train_all(jobs), strict=True):
+        assert found.losses == pytest.approx(expected, abs=TOLERANCE), way
+
+
+@pytest.mark.integration
 @pytest.mark.slow
 def test_rules_judge_them_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in in_environment(GradientFault("noise", 1, first_step=1)).items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.runtime.layout import Layout
-from dejavu.runtime.splits import carry_out
+from dejavu.runtime.splits import as_a_whole, carry_out
 from dejavu.runtime.state import local_of
 from dejavu.workload.models import LayerBuilder, Split, TensorParallel, splits_loss
 from dejavu.workload.models.modules.experts import GroupedLinear
@@ -61,7 +62,8 @@ def spread(
 ) -> None:
     """Shard the layers' weights in place: tensor-parallel as the model says, over the replicas as the ZeRO level says.
 
-    Of a layer that says nothing the plan knows a split that was found, or it is whole on every device.
+    Of a layer that says nothing the plan knows a split that was found, or it is whole on every device. Hooks of weights
+    see whole gradients.
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
     at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again. Weights
@@ -86,7 +88,9 @@ def spread(
                 grouped = [name for name in styles if isinstance(layer.get_submodule(name), GroupedLinear)]
                 styles |= {name: _PartOfEach(_WHICH_EXPERTS) for name in grouped}
                 styles |= {name: _Summed(outside, experts.count) for name, cut in cuts if cut == "summed"}
+            hooks = _hooks(layer)
             parallelize_module(layer, mesh["shard"], styles)
+            _hook_parts(layer, hooks)
     if configuration.shards_state:
         reduced_in = None if computes_in is None else torch.float32
         policy = MixedPrecisionPolicy(computes_in, reduced_in, cast_forward_inputs=False)
@@ -131,6 +135,14 @@ def _hooks(layer: nn.Module) -> dict[str, list[_Hook]]:
     """Return the hooks of a layer's weights that FSDP shards, by their names; of a split layer some are the split's."""
     named = {name: list((one._backward_hooks or {}).values()) for name, one in layer.named_parameters() if one.dim()}
     return {name: hooks for name, hooks in named.items() if hooks}
+
+
+def _hook_parts(layer: nn.Module, hooks: Mapping[str, Sequence[_Hook]]) -> None:
+    """Hook what a declared split has made of a layer's weights; each hook is given the whole gradient."""
+    for name, own in hooks.items():
+        weight = layer.get_parameter(name)
+        for hook in own if isinstance(weight, DTensor) else ():
+            weight.register_hook(partial(as_a_whole, hook=hook))
 
 
 class _Rehooked:

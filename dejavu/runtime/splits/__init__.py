@@ -71,7 +71,7 @@ def _placed(whole: nn.Parameter, dim: int | None, mesh: DeviceMesh) -> nn.Parame
     if made.requires_grad:
         made.register_hook(partial(_as_its_weight, placements=place))
         for hook in (whole._backward_hooks or {}).values():
-            made.register_hook(partial(_as_a_whole, hook=hook))
+            made.register_hook(partial(as_a_whole, hook=hook))
     return made
 
 
@@ -82,7 +82,7 @@ def _as_its_weight(gradient: torch.Tensor, placements: list[Placement]) -> torch
     return gradient
 
 
-def _as_a_whole(gradient: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor | None:
+def as_a_whole(gradient: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor | None:
     """Give a weight's own hook the whole gradient, and split again what it returns."""
     if not isinstance(gradient, DTensor):
         return hook(gradient)
