@@ -865,6 +865,7 @@ class OnNeighbours(nn.Linear):
 
 
 MISFITS: dict[str, Callable[[], nn.Module]] = {
+    "hooks of sums": lambda: _halving(nn.Linear(16, 16)),
     "sparse tables": lambda: OnNeighbours(torch.Tensor.to_sparse),
     "sparse tables by rows": lambda: OnNeighbours(torch.Tensor.to_sparse_csr),
     "a state of its own": lambda: WithState(16, 16),
@@ -876,6 +877,11 @@ MISFITS: dict[str, Callable[[], nn.Module]] = {
     "rows with a norm": lambda: nn.Embedding(8, 16, max_norm=0.5),
     "sums of rows with a norm": lambda: nn.EmbeddingBag(8, 16, max_norm=2),
 }
+
+
+def _halving(linear: nn.Linear) -> nn.Linear:
+    linear.bias.register_post_accumulate_grad_hook(lambda bias: None)
+    return linear
 
 
 def misfit(kind: str) -> nn.Sequential:

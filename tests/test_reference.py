@@ -161,6 +161,17 @@ def test_a_batch_norm_of_a_part_of_a_microbatch_is_named(
     assert what_replicas_do_apart(job) == (said if splits else "")
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_hooks_of_weights_that_replicas_have_are_named(parts: int, tmp_path: Path) -> None:
+    workload = Workload(model="tests.own_models:masked", data="digits", batch_size=4, num_microbatches=1)
+    job = job_of(workload, tmp_path, ())
+    (alone,) = job.binding.plan.stages
+    all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
+    said = "Layer '1' has hooks of weights, each given the gradient of a replica's own examples"
+    assert what_replicas_do_apart(job) == (said if parts > 1 else "")
+
+
 DRAWING: dict[str, tuple[str, dict[str, float], str]] = {  # a model, its options, and its first layer that draws
     "modules": ("with_dropout", {}, "2"),
     "a traced graph, and in attention": ("Decoder", {"dropout": 0.5}, "blocks_0"),

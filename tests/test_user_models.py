@@ -158,6 +158,10 @@ def test_a_lazy_module_and_a_script_are_refused_by_a_sentence(tmp_path: Path, mo
         ("such a state inside", r"layer '1': its '1' \(WithState\) keeps a state by get_extra_state"),
         ("statistics of all ranks", r"layer '1': SyncBatchNorm takes .* over all ranks.*; wanted nn\.BatchNorm1d"),
         ("complex weights", r"layer '1': 'weights\.0' is in complex64; wanted .* float32"),
+        (
+            "hooks of sums",
+            r"layer '1': 'bias' has a hook by register_post_accumulate_grad_hook, .*; wanted register_hook",
+        ),
         ("sparse tables", r"layer '1': 'neighbours' is a sparse tensor.*; wanted a dense one"),
         ("sparse tables by rows", r"layer '1': 'neighbours' is a sparse tensor.*; wanted a dense one"),
         ("sparse gradients", r"layer '1': its '0' \(Embedding\) makes sparse gradients.*; wanted sparse=False"),

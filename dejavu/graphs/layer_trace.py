@@ -121,10 +121,17 @@ def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = N
 
     Raises:
         CaptureError: it makes some in float64 or complex, whatever the dtype, or has a sparse tensor, or a state that
-            is no tensor's, or norms that talk to all ranks, or embeddings with sparse gradients or a max_norm.
+            is no tensor's, or norms that talk to all ranks, or embeddings with sparse gradients or a max_norm, or hooks
+            of gradients that were added up.
     """
     module = builder.build()
     for name, one in module.named_parameters():
+        if one._post_accumulate_grad_hooks:
+            raise CaptureError(
+                f"layer {builder.name!r}: {name!r} has a hook by register_post_accumulate_grad_hook, which sees other "
+                "gradients, or none, where replicas, shards or the parts of a backward pass make them; wanted "
+                "register_hook"
+            )
         if one.dtype is torch.float64 or one.is_complex():
             raise CaptureError(
                 f"layer {builder.name!r}: {name!r} is in {str(one.dtype).removeprefix('torch.')}; wanted weights "

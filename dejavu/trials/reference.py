@@ -79,6 +79,10 @@ def what_replicas_do_apart(job: TrainingJob) -> str:
             for kind, what in OF_ALL_EXAMPLES.items():
                 if any(isinstance(module, kind) for module in modules):
                     return f"Layer {builder.name!r} {what} of each replica's own examples"
+            if any(one._backward_hooks for module in modules for one in module.parameters(recurse=False)):
+                return (
+                    f"Layer {builder.name!r} has hooks of weights, each given the gradient of a replica's own examples"
+                )
             if any(operator.kind.removeprefix("aten.").startswith(_DRAWS) for operator in layer.operators):
                 return f"Layer {builder.name!r} draws random numbers for each replica's own examples, as dropout does"
     parts = job.binding.plan.stages[-1].configuration.example_parts
