@@ -116,53 +116,56 @@ def run(
     """
     from contextlib import ExitStack
 
-    from flows.inputs import TypedQuestion, check_dask, local_training, read_inputs, read_resume, workload_of
     from flows.listening import be_quiet, printed_as_json, say_complete, say_end
-    from flows.room import check_room
-    from flows.temporary_server import use_server
 
-    machines, wanted = read_inputs(  # report mistakes before starting
-        cluster, workload, train=train and not dask, starts=train and not resume
-    )
-    resume = local_training(resume, train=train)
-    if resume and workload is None:
-        wanted = workload_of(resume)
-    earlier = read_resume(resume, wanted)
-    if earlier is not None and earlier.is_complete:
-        say_complete(str(earlier), as_json=as_json)
-        return
-    typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
-    asked = typed.request(wanted, machines)
-    check_dask(dask, machines, train=train)
-    check_room(Path.cwd())
-    if not quiet:
-        typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
-    with use_server(Path.cwd()) as server, ExitStack() as stack:
-        if quiet:
-            be_quiet()
-        from dejavu.foundation.gc_frozen import gc_frozen
-
-        with gc_frozen():
-            from flows.full import Outcome, dejavu
-
+    with ExitStack() as printed:
         if as_json:
-            stack.enter_context(printed_as_json())
-        server.wait()
-        found = dejavu(
-            workload=wanted,
-            cluster=str(cluster),
-            train=train,
-            searches=list(asked.searches),
-            schedules=list(asked.schedules),
-            microbatches=list(asked.microbatches),
-            parallelism=asked.parallelism,
-            budget_seconds=asked.budget_seconds,
-            dask=dask,
-            resume=resume,
-            wait=wait,
+            printed.enter_context(printed_as_json())
+        from flows.inputs import TypedQuestion, check_dask, local_training, read_inputs, read_resume, workload_of
+        from flows.room import check_room
+        from flows.temporary_server import use_server
+
+        machines, wanted = read_inputs(  # report mistakes before starting
+            cluster, workload, train=train and not dask, starts=train and not resume
         )
-        assert isinstance(found, Outcome)  # for a completed training we returned above
-        say_end(found, as_json=as_json)
+        resume = local_training(resume, train=train)
+        if resume and workload is None:
+            wanted = workload_of(resume)
+        earlier = read_resume(resume, wanted)
+        if earlier is not None and earlier.is_complete:
+            say_complete(str(earlier), as_json=as_json)
+            return
+        typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
+        asked = typed.request(wanted, machines)
+        check_dask(dask, machines, train=train)
+        check_room(Path.cwd())
+        if not quiet:
+            typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
+        with use_server(Path.cwd()) as server:
+            if quiet:
+                be_quiet()
+            from dejavu.foundation.gc_frozen import gc_frozen
+
+            with gc_frozen():
+                from flows.full import Outcome, dejavu
+
+            server.wait()
+            found = dejavu(
+                workload=wanted,
+                cluster=str(cluster),
+                train=train,
+                searches=list(asked.searches),
+                schedules=list(asked.schedules),
+                microbatches=list(asked.microbatches),
+                parallelism=asked.parallelism,
+                budget_seconds=asked.budget_seconds,
+                dask=dask,
+                resume=resume,
+                wait=wait,
+            )
+            assert isinstance(found, Outcome)  # for a completed training we returned above
+            say_end(found, as_json=as_json)
+            printed.close()  # nothing is printed after the end
 
 
 @app.command(

@@ -33,7 +33,7 @@ from dejavu.runtime.worker import tell as tell_step
 from dejavu.timing.pace import Pace, in_words
 from dejavu.workload import Workload
 from flows import room
-from flows.__main__ import app
+from flows.__main__ import app, run
 from flows.inputs import local_training, workload_of
 from flows.listening import printed_as_json
 from flows.printing import print_in_any_locale
@@ -121,6 +121,13 @@ def test_each_event_is_a_line_of_json_and_a_failure_the_last(capsys: pytest.Capt
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["event"] for row in rows] == ["training", "failed"]
     assert rows[0]["loss"] is None and rows[0]["what"] == "µ\n" and rows[1]["error"] == "why"
+
+
+def test_a_mistake_in_a_file_is_the_last_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError):
+        run(workload=tmp_path / "nowhere.yaml", as_json=True)
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (row["event"], row["type"]) == ("failed", "InputError") and "nowhere.yaml" in row["error"]
 
 
 def test_a_planner_tells_its_best_and_its_bound(tmp_path: Path) -> None:
