@@ -151,6 +151,7 @@ def dejavu(
             )
             found = replace(
                 found,
+                workload=job.workload,
                 tried=tried,
                 training=trained.result.of_its_plan,
                 migrations=trained.result.migrations,

@@ -90,7 +90,6 @@ def _check_earlier(job: TrainingJob) -> None:
     """
     # With torch's checkpoints: half a second to import.
     from dejavu.runtime.job.resume import check_checkpoint, earlier_training
-    from dejavu.workload.pretrained import check_pretrained
 
     _check(job)
     check_data(job.workload)
@@ -98,8 +97,6 @@ def _check_earlier(job: TrainingJob) -> None:
     if earlier.is_complete:
         raise InputError(str(earlier))
     check_checkpoint(Path(job.folder), job.workload)
-    if earlier.step == job.first_step and job.start_from is None:
-        check_pretrained(job.workload)
 
 
 def _check(job: TrainingJob) -> None:
@@ -114,7 +111,7 @@ def _planned_job(
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
     from dejavu.plans.answers import BUDGET_SECONDS
-    from dejavu.workload.pretrained import check_pretrained
+    from dejavu.workload.pretrained import check_pretrained, fingerprint
     from flows.inputs import read_inputs
 
     machines, wanted = read_inputs(cluster, workload, train=False)
@@ -139,6 +136,7 @@ def _planned_job(
         folder=str(folder.resolve()),
         data_fingerprint=dataset_of(wanted).fingerprint,
         model_code=own_code(wanted),
+        pretrained_fingerprint=fingerprint(wanted),
     )
     _check(job)
     job.write()

@@ -35,7 +35,7 @@ from dejavu.planning import Candidate
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.measuring import least_samples
-from dejavu.runtime.job import TrainingJob, TrainingResult, prepared_job, resumed
+from dejavu.runtime.job import TrainingJob, TrainingResult, job_to_resume, prepared_job, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -55,7 +55,7 @@ from dejavu.trials import (
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import own_code
-from dejavu.workload.pretrained import check_pretrained
+from dejavu.workload.pretrained import check_pretrained, fingerprint, folder_of
 from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
 from tasks.shown import Progress, TrainingProgress
@@ -179,6 +179,7 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
         folder=str(folder),
         data_fingerprint=dataset_of(workload).fingerprint,
         model_code=own_code(workload),
+        pretrained_fingerprint=fingerprint(workload),
     )
     job.write()
     return job
@@ -187,6 +188,14 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
 def has_other_data(job: TrainingJob) -> bool:
     """Return whether the examples are not those that the training began with."""
     return job.data_fingerprint not in ("", dataset_of(job.workload).fingerprint)
+
+
+def has_other_weights(job: TrainingJob) -> bool:
+    """Return whether the saved weights that the training started from are not there any more, or were written since."""
+    try:
+        return job.pretrained_fingerprint not in ("", fingerprint(job.workload))
+    except InputError:
+        return True
 
 
 def changed_code(job: TrainingJob) -> str:
@@ -212,10 +221,18 @@ def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[flo
 
 @task(name="prepare", task_run_name="resume", cache_policy=NO_CACHE)
 def resume_training(workload: Workload, binding: Binding, folder: Path) -> TrainingJob:
-    """Prepare an earlier training to continue, under today's plan."""
+    """Prepare an earlier training to continue, under today's plan.
+
+    With a checkpoint it started from the saved weights that it was begun with, whatever the workload says now.
+    """
     job = resumed(folder, workload, binding)
-    job.write()
     complete = complete_checkpoints(job.checkpoints)
+    if complete:
+        its_own = {"pretrained": job_to_resume(folder).workload.pretrained}
+        job = replace(job, workload=workload.model_copy(update=its_own))
+    else:
+        job = replace(job, pretrained_fingerprint=fingerprint(workload))
+    job.write()
     where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning: there is no checkpoint"
     get_run_logger().info("%s continues from %s", folder, where)
     if has_other_data(job):
@@ -329,6 +346,13 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
             "the first losses are not compared with single-process training: the examples of data: %s are not those "
             "that the training began with",
             job.workload.data,
+        )
+        return None
+    if has_other_weights(job):
+        get_run_logger().info(
+            "the first losses are not compared with single-process training: the weights in %s, from which the "
+            "training started, are not there any more or were written since",
+            folder_of(job.workload),
         )
         return None
     expected = remembered_reference(job, trials)

@@ -7,11 +7,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from dejavu.foundation.errors import InputError
 from dejavu.runtime.job import TrainingJob, TrainingResult, job_to_resume
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.workload import Workload
 from dejavu.workload.data.text import _read
 from tasks import training
@@ -67,7 +71,9 @@ def _result() -> TrainingResult:
 
 
 def test_every_field_of_a_job_is_read_back(workload: Workload, tmp_path: Path) -> None:
-    job = replace(job_of(workload, tmp_path), data_fingerprint="abc", model_code={"mine": "0f"})
+    job = replace(
+        job_of(workload, tmp_path), data_fingerprint="abc", model_code={"mine": "0f"}, pretrained_fingerprint="1a"
+    )
     assert TrainingJob.read(job.write()) == job
 
 
@@ -117,3 +123,41 @@ def test_a_model_whose_code_has_changed_is_told_before_a_training_goes_on(
         said = f"he code of model {own.model} is not that with which this training began (module {module})"
         assert told == ([f"t{said}: it goes on with what is there now"] if file else [])
         assert differ.endswith(f"rounding. T{said}" if file else "rounding")
+
+
+def _leave(weights: Path) -> None:
+    """Change nothing."""
+
+
+def _write_others(weights: Path) -> None:
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+
+
+WEIGHTS: dict[str, Callable[[Path], None]] = {"as they were": _leave, "gone": Path.unlink, "others": _write_others}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_saved_weights_that_are_others_by_now_are_compared_with_nothing(
+    name: str, own: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, folder = tmp_path / "saved.safetensors", tmp_path / "run"
+    save_file(import_module("code_of_one.model").make().state_dict(), weights)
+    started = own.model_copy(update={"pretrained": weights})
+    binding = job_of(started, folder).binding
+    monkeypatch.setattr(training, "get_run_logger", lambda: logging.getLogger("test"))
+    training.prepare_training.fn(started, binding, None, folder)
+    monkeypatch.setattr(training, "complete_checkpoints", lambda _: [folder / "step-2"])
+    monkeypatch.setattr(training, "checkpoint_step", lambda _: 2)
+    WEIGHTS[name](weights)
+    for asked in (started, own):  # with a checkpoint it has its own, whatever is asked for now
+        job = training.resume_training.fn(asked, binding, folder)
+        assert job.workload.pretrained == weights
+        compared = training.compare_with_one_process.fn(job, _result(), tmp_path / "trials")
+        assert (compared is None) == (name != "as they were")
+
+
+def test_without_a_checkpoint_the_saved_weights_have_to_be_there(own: Workload, tmp_path: Path) -> None:
+    weights = tmp_path / "saved.safetensors"
+    job_of(own, tmp_path / "run").write()
+    with pytest.raises(InputError, match="has no weights: no such folder or file"):
+        earlier_training(tmp_path / "run", own.model_copy(update={"pretrained": weights}))

@@ -43,6 +43,8 @@ class TrainingJob:
             not told yet.
         model_code: of each module of a model of one's own, by its name, a hash of its text as the training began
             (`workload.models.own_code`); empty where it was not told yet.
+        pretrained_fingerprint: of the files of the saved weights that the training started from
+            (`workload.pretrained.fingerprint`); empty where it started from none, or they were not told yet.
     """
 
     workload: Workload
@@ -55,6 +57,7 @@ class TrainingJob:
     least_sample_seconds: Mapping[str, float] = field(default_factory=dict)
     data_fingerprint: str = ""
     model_code: Mapping[str, str] = field(default_factory=dict)
+    pretrained_fingerprint: str = ""
 
     @property
     def result_path(self) -> Path:

@@ -13,6 +13,7 @@ from dejavu.runtime.job import earlier_job, read_losses
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, weight_shapes
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
+from dejavu.workload.pretrained import check_pretrained
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
 
     Raises:
         InputError: there is no training, it is of another model, data, batch or optimizer, a file of it is damaged, or
-            it has neither a checkpoint nor the state that it starts from.
+            it has neither a checkpoint nor the state or the saved weights that it starts from.
     """
     job = earlier_job(folder, workload)
     complete, step = complete_checkpoints(folder / job.checkpoints.name), job.first_step
@@ -63,6 +64,8 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
             "any more; wanted one of both. Start a new training: results of trials are kept, and only the best "
             "one runs again"
         )
+    elif not job.start_from:
+        check_pretrained(workload)
     progress = folder / job.progress_path.name
     return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))
 
