@@ -831,6 +831,35 @@ class Centring(nn.Sequential):
         )
 
 
+class Scaled(nn.Module):
+    """Multiplies by what it keeps in buffers, which its forward pass changes before: a mean, a count of passes."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.linear = way, nn.Linear(16, 16)
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("same_mean", self.mean)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.way == "in place":
+            self.mean.lerp_(x.detach().mean(0), 0.5)
+        elif self.training and self.way == "data":
+            self.mean.data.lerp_(x.detach().mean(0), 0.5)
+        elif self.training:
+            self.count += 1
+        return self.linear(torch.tanh(x) * self.same_mean + torch.sin(x) * torch.exp(-0.1 * self.count))  # type: ignore[no-any-return]
+
+
+class Scaling(nn.Sequential):
+    """Layers that multiply by buffers which they change, one with a batch norm, and one that draws and only reads."""
+
+    def __init__(self, way: str) -> None:
+        normed = nn.Sequential(nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh())
+        first = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        super().__init__(first, Scaled(way), normed, Scaled(way), nn.Sequential(nn.Dropout(0.2), nn.Linear(16, 10)))
+
+
 class FromStart(nn.Module):
     """A chain whose children are called as what a stage keeps beside its layers."""
 

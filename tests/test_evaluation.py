@@ -154,11 +154,11 @@ def test_what_a_layer_keeps_is_kept_once_where_it_runs_again(name: str, options:
     kept = []
     for recompute in (False, True):
         layers = build_layers(workload, Draw(), CPU, recompute=recompute)
-        own = dict(layers.named_buffers())
         outputs = []
         for layers.microbatch in range(2):
             x, _ = dataset_of(workload).batch(layers.microbatch, 8, seed=0)
             outputs.append(layers(x))
+        own = dict(layers.named_buffers())
         for output in outputs:
             for again in range(1 + twice):
                 output.sum().backward(retain_graph=twice and not again)

@@ -11,12 +11,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.user_cache import user_cache_folder
+from dejavu.graphs.in_parts.own_buffers import BuffersBefore, OwnBuffers, Run
 
 MOST_FORMS = 256  # of layers that share their code: torch's own limit is 8, beyond which it stops to compile silently
 
 CACHE, TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR", "torchinductor_"  # a folder in /tmp, which does not outlive the machine
+
+
+class ChangedBufferError(DejavuError):
+    """A compiled layer changes a buffer in some of its forward passes alone."""
 
 
 def check_compiler() -> None:
@@ -49,8 +54,49 @@ def compile_layers(layers: nn.Module) -> None:
     tracing.recompile_limit = MOST_FORMS
     generating.compile_threads = 1
     generating.fallback_random = True
-    for layer in layers.children():
-        layer.forward = torch.compile(layer.forward, dynamic=False)
+    for name, layer in layers.named_children():
+        layer.forward = _compiled(name, layer)
+
+
+def _compiled(name: str, layer: nn.Module) -> Run:
+    """Return a layer's compiled forward pass.
+
+    Torch's compiler makes values again in the backward pass of a buffer that it has read before the forward pass
+    changed it (pytorch/pytorch#197039): gradients are wrong without a word, or autograd refuses what it saved. So no
+    buffer changes that its graphs are given: they copy it, and return the copy as the layer's new buffer. Which these
+    are is seen in a pass that is not compiled, before the first.
+    """
+    plain: Run = layer.forward
+    whole: Run = torch.compile(plain, dynamic=False)
+    if next(layer.buffers(), None) is None:
+        return whole
+    own = OwnBuffers(layer)
+
+    def renewing(x: torch.Tensor) -> torch.Tensor:
+        own.renew()
+        return plain(x)
+
+    on_copies: Run = torch.compile(renewing, dynamic=False)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():  # no backward pass will read them
+            return whole(x)
+        if own.changed is None:
+            devices = [x.device] if x.is_cuda else []
+            with torch.no_grad(), torch.random.fork_rng(devices), BuffersBefore(layer), own.looking():
+                plain(x)
+        versions = [(buffer, one, one._version) for buffer, one in layer.named_buffers()]
+        output = (on_copies if own.changed else whole)(x)
+        for buffer, one, version in versions:
+            if one._version != version:
+                raise ChangedBufferError(
+                    f"layer {name!r} changes its buffer {buffer!r} in this forward pass, and did not in its first, and "
+                    "what torch compiled may have wrong gradients then; wanted a buffer that each pass in training "
+                    "changes, or none does, or compile: false"
+                )
+        return output
+
+    return forward
 
 
 class CompileClock:

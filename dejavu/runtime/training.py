@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES, to_dtype
+from dejavu.graphs.in_parts.own_buffers import BuffersBefore, OwnBuffers
 from dejavu.graphs.in_parts.running_again import run_again_once
 from dejavu.graphs.in_parts.split_backward import OwnTensor
 from dejavu.graphs.offload import offloading, weights_to_host
@@ -103,6 +105,7 @@ class Layers(nn.Sequential):
         self.in_parts = False
         self.computes_in: torch.dtype | None = None
         self.fixed = 0
+        self._own_buffers = dict[int, OwnBuffers]()  # of each layer, by its position
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
@@ -118,7 +121,8 @@ class Layers(nn.Sequential):
                     torch.set_grad_enabled(torch.is_grad_enabled() and position >= self.fixed),
                     self._placed(layer, x, position) as placed,
                 ):
-                    run = placed if part is None else part.runs(placed, self.microbatch, position)
+                    runs = placed if part is None else part.runs(placed, self.microbatch, position)
+                    run = partial(self._own_buffers.setdefault(position, OwnBuffers(layer)).run, runs)
                     x = passed_on(_recomputed(run, x, layer, in_parts=self.in_parts) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)
@@ -144,14 +148,11 @@ def _recomputed(
     """Run a layer's forward pass, which keeps its input alone and runs again before its backward pass."""
     if not torch.is_grad_enabled():
         return run(x)
-    before, stops = _BuffersBefore(layer), not _draws_slopes(layer)
+    before, stops = BuffersBefore(layer), not _draws_slopes(layer)
     if in_parts:
-        output = run_again_once(run, x, again=before, stops_early=stops)
-    else:
-        with set_checkpoint_early_stop(stops):
-            output = checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))
-    before.keep_what_changed()
-    return output
+        return run_again_once(run, x, again=before, stops_early=stops)
+    with set_checkpoint_early_stop(stops):
+        return checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), before))  # type: ignore[no-any-return]
 
 
 _DRAWS = "_draws_slopes"  # of a layer's attributes: whether it has a randomized leaky ReLU
@@ -168,48 +169,6 @@ def _draws_slopes(layer: nn.Module) -> bool:
         is_traced = any("rrelu" in str(node.target) for graph in graphs for node in graph.nodes)
         vars(layer)[_DRAWS] = is_traced or any(isinstance(part, nn.RReLU) for part in layer.modules())
     return bool(vars(layer)[_DRAWS])
-
-
-_CHANGING = "_changing_buffers"  # of a layer's attributes: the names of buffers that its first forward pass changed
-
-
-class _BuffersBefore:
-    """A context, to be entered any number of times, in which a layer has copies of its buffers, as they are now.
-
-    What runs a layer's forward pass again enters it: it has to compute what the first pass did, which may have read
-    what later microbatches have changed since, as a mean that a layer keeps and subtracts. And the first pass has
-    written what there is to write, such as a batch norm's statistics. Which buffers a layer changes is seen in the
-    first pass of all (torch counts no changes by a batch norm); copies of the others are made when it runs again.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer, known = layer, vars(layer).get(_CHANGING)
-        self._before = {name: one.clone() for name, one in layer.named_buffers() if known is None or name in known}
-        self._held = list[tuple[nn.Module, dict[str, torch.Tensor | None]]]()
-
-    def keep_what_changed(self) -> None:
-        """Keep copies of those buffers alone that forward passes change."""
-        if _CHANGING not in vars(self._layer):
-            now = dict(self._layer.named_buffers())
-            for name in [name for name, one in self._before.items() if torch.equal(one, now[name])]:
-                del self._before[name]
-            vars(self._layer)[_CHANGING] = set(self._before)
-
-    def __enter__(self) -> None:
-        names = {id(one): name for name, one in self._layer.named_buffers()}
-        self._held = [(part, dict(part._buffers)) for part in self._layer.modules() if part._buffers]
-        copies = {
-            id(one): self._before.get(names[id(one)], one).clone()
-            for _, own in self._held
-            for one in own.values()
-            if one is not None
-        }
-        for part, own in self._held:
-            part._buffers.update({name: copies[id(one)] for name, one in own.items() if one is not None})
-
-    def __exit__(self, *_: object) -> None:
-        for part, own in self._held:
-            part._buffers.update(own)
 
 
 def _seed(seed: int, device: torch.device) -> None:
