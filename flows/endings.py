@@ -185,7 +185,13 @@ def _say_interrupted(project: Path) -> None:
         line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder)])
         goes_on = f"to resume the training: {line}"
     with suppress(OSError):  # its terminal is closed: nobody reads it
-        print(f"{_interrupts.how}; what was measured, tried and saved is kept\n{goes_on}", file=sys.stderr, flush=True)
+        print(f"{_interrupts.how}; what was measured, tried and saved is kept\n{goes_on}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python would try again at its end, and make 120 of the exit code
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _without_resume(words: list[str]) -> list[str]:
