@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import random
+import resource
 import signal
 import socket
 import sqlite3
@@ -160,6 +161,32 @@ def test_artifacts_of_each_form(project, tmp_path):
     assert (folder / "plan.yaml").read_text() == (folder / "again/other.yaml").read_text() == "stages: 2\n"
     assert pq.read_table(folder / "costs.parquet").to_pylist() == [{"layer": "a", "seconds": 0.5}]
     assert (folder / "figures/plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_artifacts_need_no_room_among_the_temporary_files(project, monkeypatch):
+    """A figure's or a page's file is made where the project is, which has room, or the run would not have begun."""
+    nowhere = project / "no-folder"
+    nowhere.write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(nowhere))
+    with Tracker.open(project, "flow") as tracker:
+        tracker.artifact_text("report/report.html", "the page")
+        assert (tracker.artifact_folder / "report/report.html").read_text() == "the page"
+    assert not list(project.glob("**/.artifact-*"))
+
+
+def test_an_artifact_that_the_disk_does_not_take_is_named_and_the_run_goes_on(project, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Tracker.open(project, "flow") as tracker:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 * 2**20, before[1]))  # MLflow's database fits
+        try:
+            tracker.artifact_text("report/report.html", "x" * 9 * 2**20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        tracker.metric("loss", 1.0)
+    assert "report/report.html is not recorded" in caplog.text and "File too large" in caplog.text
+    found = all_runs(project)["flow"]
+    assert found.info.status == "FINISHED" and found.data.metrics == {"loss": 1.0}
+    assert not list(project.glob("**/.artifact-*"))
 
 
 def test_many_metrics_odd_names_and_numbers_that_are_not_finite(project):

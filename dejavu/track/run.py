@@ -68,7 +68,7 @@ class DataSet(NamedTuple):
 
 
 class Run:
-    """One MLflow run. Its methods never raise because of MLflow: what cannot be sent is sent later."""
+    """One MLflow run. Its methods never raise because of MLflow or a full disk: what cannot be sent is sent later."""
 
     def __init__(
         self,
@@ -215,10 +215,16 @@ class Run:
         self._artifact(name, lambda path: figure.savefig(path, dpi=FIGURE_DOTS_PER_INCH))
 
     def _artifact(self, name: str, write: Callable[[Path], Any]) -> None:
-        with tempfile.TemporaryDirectory(prefix="dejavu-") as folder:
-            path = Path(folder) / Path(name).name
-            write(path)
-            self._record_artifact(path, Path(name))
+        """Record what `write` writes; where the disk does not take it, that is a warning, and the run goes on."""
+        work = self._recorder.folder.parent  # of the project: temporary files may be on a disk that is small or full
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".artifact-", dir=work) as folder:
+                path = Path(folder) / Path(name).name
+                write(path)
+                self._record_artifact(path, Path(name))
+        except OSError as error:
+            log.warning("%s is not recorded: it could not be written in %s: %s", name, work, error)
 
     def _record_artifact(self, path: Path, target: Path) -> None:
         folder = None if target.parent == Path() else target.parent.as_posix()
