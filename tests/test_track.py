@@ -21,8 +21,8 @@ import pytest
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
-from dejavu.foundation.errors import DejavuError
-from dejavu.track import Metric, Tracker, runs, sweep_killed, tracking_uri
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.track import Metric, Tracker, report_of, runs, sweep_killed, tracking_uri
 from dejavu.track.server import Server
 from dejavu.track.spool import Recorder
 from tests.waiting import PATIENCE_SECONDS
@@ -494,6 +494,35 @@ def test_what_is_recorded_after_a_full_disk_has_room_again_is_there(project, mon
         assert name in found and found[name].data.metrics.get("after") == number, name
         assert found[name].info.status == "FINISHED"
     assert not spool(project) and "they are left" not in caplog.text and "refused" not in caplog.text
+
+
+def test_a_run_whose_end_waits_in_a_spool_is_not_called_killed(project):
+    """It ended as it did: its process is gone, and what MLflow did not take is sent by the next run."""
+    script = """
+        import sqlite3, sys
+        from pathlib import Path
+        from dejavu.track import Tracker
+        from dejavu.track.server import Server
+
+        def failing(self, entry, **options):
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with Tracker.open(Path(sys.argv[1]), "flow") as tracker:
+            tracker.tags({"dejavu.verdict": "of the plan alone"})
+            Server.apply = failing
+    """
+    ended = start(script, project)
+    ended.communicate(timeout=PATIENCE_SECONDS)
+    assert ended.returncode == 0
+    (listed,) = runs(project)
+    assert (listed.status, listed.is_waiting) == ("FINISHED", True)
+    assert listed.verdict == "its last records wait in .dejavu/mlflow-spool: the next run sends them"
+    with pytest.raises(InputError, match=r"has no report: its last records wait in \.dejavu/mlflow-spool"):
+        report_of(project, listed)
+    with Tracker.open(project, "next"):
+        pass
+    sent = next(run for run in runs(project) if run.name == "flow")
+    assert (sent.status, sent.is_waiting, sent.verdict) == ("FINISHED", False, "of the plan alone")
 
 
 def test_records_of_another_server_are_left(project, monkeypatch):

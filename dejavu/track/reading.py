@@ -12,13 +12,16 @@ from mlflow.entities import Run as MlflowRun
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.registry import did_you_mean
+from dejavu.track.identity import KEY_TAG
 from dejavu.track.server import FAILURE_TAG, PARENT_TAG, Server, why_killed
+from dejavu.track.spool import ends_that_wait
 
 VERDICT_TAG, FOLDER_TAG, FLOW_RUN_TAG = "dejavu.verdict", "dejavu.folder", "prefect.flow_run"
 PLAN, REPORT = ("plan/plan.json", "plan.json"), ("report/report.html", "report.html")  # the latter: of older runs
 LAST = "last"
 MOST_SEARCHED = 1000
 FLOWS = f"tags.`{PARENT_TAG}` IS NULL"
+WAITING = "its last records wait in .dejavu/mlflow-spool: the next run sends them"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class RunSummary:
         loss: after the last step.
         folder: of the training's checkpoints and logs.
         flow_run: Prefect's id of it.
+        is_waiting: it has ended, and MLflow has not got its last records yet.
     """
 
     run_id: str
@@ -46,6 +50,7 @@ class RunSummary:
     loss: float | None
     folder: str
     flow_run: str
+    is_waiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ def runs(project: Path, most: int = 20) -> list[RunSummary]:
         DejavuError: MLflow, or its database, does not answer.
     """
     server = Server(project)
-    return [] if server.is_empty else [_summary(project, run) for run in _search(server, most)]
+    ends = ends_that_wait(project)
+    return [] if server.is_empty else [_summary(project, run, ends) for run in _search(server, most)]
 
 
 def find_run(project: Path, wanted: str) -> RunSummary:
@@ -124,9 +130,9 @@ def report_of(project: Path, summary: RunSummary) -> Path:
         raise _failed(server, error) from error
     if path is None or not path.is_file():
         why = {"RUNNING": "it is still running", "FINISHED": "its flow writes none"}
+        said = WAITING if summary.is_waiting else why.get(summary.status, f"it ended as {summary.status}")
         raise InputError(
-            f"run {summary.run_id[:8]} ({summary.name}) has no report: "
-            f"{why.get(summary.status, f'it ended as {summary.status}')}; wanted a finished run of `dejavu run`"
+            f"run {summary.run_id[:8]} ({summary.name}) has no report: {said}; wanted a finished run of `dejavu run`"
         )
     return path
 
@@ -155,22 +161,24 @@ def _listed(found: list[RunSummary]) -> str:
     return ", ".join(f"{run.run_id[:8]} ({run.name})" for run in found[:most]) + more
 
 
-def _summary(project: Path, run: MlflowRun) -> RunSummary:
+def _summary(project: Path, run: MlflowRun, ends: Mapping[str, str]) -> RunSummary:
     tags, parameters, metrics = run.data.tags, run.data.params, run.data.metrics
-    killed = why_killed(run)  # the next run writes it down
+    waits = ends.get(tags.get(KEY_TAG, "")) if run.info.status == "RUNNING" else None
+    killed = "" if waits else why_killed(run)  # the next run writes it down
     return RunSummary(
         run_id=run.info.run_id,
         name=run.info.run_name,
-        status="KILLED" if killed else run.info.status,
+        status=waits or ("KILLED" if killed else run.info.status),
         start_seconds=run.info.start_time / 1000,
         model=parameters.get("workload.model", ""),
         cluster=parameters.get("cluster", ""),
-        verdict=killed or tags.get(FAILURE_TAG) or tags.get(VERDICT_TAG, ""),
+        verdict=killed or (WAITING if waits else tags.get(FAILURE_TAG) or tags.get(VERDICT_TAG, "")),
         predicted_step_seconds=metrics.get("predicted_step_seconds"),
         measured_step_seconds=metrics.get("measured_step_seconds"),
         loss=metrics.get("loss"),
         folder=_folder(project, tags.get(FOLDER_TAG, "")),
         flow_run=tags.get(FLOW_RUN_TAG, ""),
+        is_waiting=waits is not None,
     )
 
 

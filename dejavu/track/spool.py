@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.folder = server.project / ".dejavu" / "mlflow-spool"
+        self.folder = _spool(server.project)
         self._mine = self.folder / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
         self._lock: FileLock | None = None  # held while there is a spool of our own
         self._retry_at = 0.0
@@ -181,6 +181,20 @@ class Recorder:
         """Return the error in one line of limited length."""
         text = self.server.without_login(" ".join(str(error).split())) or type(error).__name__
         return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def ends_that_wait(project: Path) -> dict[str, str]:
+    """Return how runs ended whose end MLflow has not got yet: by their key, the status that waits in a spool."""
+    found: dict[str, str] = {}
+    for path in _spool(project).glob("*-*/entries.jsonl"):
+        with contextlib.suppress(OSError, ValueError):
+            entries = _entries(path.read_text().splitlines(keepends=True))
+            found |= {entry["run"]: entry["status"] for entry in entries if entry["kind"] == "end"}
+    return found
+
+
+def _spool(project: Path) -> Path:
+    return project.resolve() / ".dejavu" / "mlflow-spool"
 
 
 def _ends_a_line(path: Path) -> bool:
