@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 import sqlite3
 import time
@@ -555,7 +556,7 @@ def invoke(project: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 
 def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    third, _, first = runs(project)
+    third, second, first = runs(project)
     listed = invoke(project, monkeypatch, "runs")
     for wanted in (first.run_id[:8], "500 ms", "600 ms", "as fast as the even split", "failed", "the disk is full"):
         assert wanted in listed
@@ -574,6 +575,9 @@ def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeyp
     assert "workload.num_microbatches" in table and "workload.model" not in table
     assert "parameters; 2 are the same (--all shows them)" in table
     assert "workload.model" in invoke(project, monkeypatch, "compare", first.run_id[:8], "last", "--all")
+    table = invoke(project, monkeypatch, "compare", second.run_id[:8], "last")
+    assert re.search(r"^state +failed +finished *$", table, re.MULTILINE), "why a run lacks figures"
+    assert "the disk is full" in table and "and more" not in table
     page = project / "mlartifacts" / third.run_id / "artifacts" / "report" / "report.html"
     assert invoke(project, monkeypatch, "report") == f"{page}\n"
     assert json.loads(invoke(project, monkeypatch, "report", "last", "--json"))["report"] == str(page)

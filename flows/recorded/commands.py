@@ -57,7 +57,7 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="also parameters that are the same")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare two runs: figures, plans and parameters side by side, and what differs."""
+    """Compare two runs: how they ended, figures, plans and parameters side by side, and what differs."""
     from dejavu.track import find_run, recorded
     from flows.recorded.tables import compared, comparison_tables
 

@@ -28,10 +28,17 @@ def runs_table(found: Iterable[RunSummary]) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("verdict", overflow="fold")
     for run in found:
-        verdict = run.verdict.splitlines()[0] if run.verdict else ""
         when = f"{datetime.fromtimestamp(run.start_seconds):%Y-%m-%d %H:%M}"
         steps = (_seconds(run.predicted_step_seconds), _seconds(run.measured_step_seconds), _number(run.loss))
-        row = (run.run_id[:ID_CHARACTERS], when, run.model, run.cluster, run.status.lower(), *steps, verdict)
+        row = (
+            run.run_id[:ID_CHARACTERS],
+            when,
+            run.model,
+            run.cluster,
+            run.status.lower(),
+            *steps,
+            _first_line(run.verdict),
+        )
         table.add_row(*map(Text, row))
     return table
 
@@ -72,13 +79,16 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def comparison_tables(content: Mapping[str, Any], *, everything: bool) -> list[Table]:
-    """Return tables of what `compared` found: all figures, the plans, and the parameters that differ, or all."""
+    """Return tables of what `compared` found: how they ended, all figures, the plans, and what differs, or all."""
     names = [f"{run['run_id'][:ID_CHARACTERS]}  {run['name']}" for run in content["runs"]]
+    ended = _table("runs", names, "")
+    ended.add_row("state", *(run["status"].lower() for run in content["runs"]), "")
+    ended.add_row("verdict", *(Text(_first_line(run["verdict"])) for run in content["runs"]), "")
     figures = _table("figures", names, "second / first")
     for name, row in content["figures"].items():
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
         figures.add_row(name, *(_figure(name, value) for value in row["values"]), ratio)
-    tables = [figures]
+    tables = [ended, figures]
     for part in ("plan", "parameters"):
         rows = content[part]
         hidden = 0 if everything or part == "plan" else sum(not row["differs"] for row in rows.values())
@@ -100,6 +110,10 @@ def _table(title: str, names: Iterable[str], last: str) -> Table:
 
 def _figure(name: str, value: float | None) -> str:
     return _seconds(value) if "_seconds" in name else _number(value)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
 
 
 def _seconds(value: float | None) -> str:
