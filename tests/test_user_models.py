@@ -324,6 +324,34 @@ class Ungraded(nn.Module):
             return nn.functional.dropout(x, 0.5, self.training)
 
 
+class Asking(nn.Module):
+    """Drops paths, as vision models do, and keeps a mean that it subtracts: in training alone, which it asks itself."""
+
+    def __init__(self, *, drops: bool) -> None:
+        super().__init__()
+        self.drops = drops
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.drops:
+            return x * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.5) * 2
+        if self.training:
+            self.mean.lerp_(x.detach().mean((0, 1)), 0.5)
+        return x - self.mean
+
+
+class OnlyInEvaluation(nn.Module):
+    """Reads a table in evaluation alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("table", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if self.training else self.linear(x) * self.table  # type: ignore[no-any-return]
+
+
 PARTS = {
     "dropout": lambda: nn.Dropout(0.5),
     "dropout of whole features": lambda: nn.Dropout1d(0.5),
@@ -336,7 +364,13 @@ PARTS = {
     "frozen batch norm": lambda: nn.BatchNorm1d(5).eval(),
     "instance norm": lambda: nn.InstanceNorm1d(5),
     "instance norm with statistics": lambda: nn.InstanceNorm1d(5, track_running_stats=True),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+    "dropped paths": lambda: Asking(drops=True),
+    "a mean of what it sees": lambda: Asking(drops=False),
 }
+
+
+COMPUTES_ALIKE = ("frozen batch norm", "instance norm", "spectral norm", "a mean of what it sees")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -367,8 +401,14 @@ def test_an_evaluation_of_traced_layers_is_the_module_s_own(name: str) -> None:
         assert all(torch.equal(tensor, before[key]) for key, tensor in chain.state_dict().items())
         for key, tensor in twin.state_dict().items():
             torch.testing.assert_close(tensor, whole.state_dict()[key])
-        if name not in ("frozen batch norm", "instance norm"):
+        if name not in COMPUTES_ALIKE:
             assert not torch.equal(trained, found_once)
+
+
+def test_a_module_with_other_layers_in_evaluation_is_one_layer() -> None:
+    found = cut(lambda: Forgetful(OnlyInEvaluation()), ExampleShape((5, 6), torch.float32, (), 4))
+    assert list(found.takes) == ["model"]
+    assert found.notes[1] == "layer 'part' reads 'part.table' in evaluation alone"
 
 
 def test_what_cannot_be_cut_is_said_with_its_lines() -> None:

@@ -18,7 +18,8 @@ from dejavu.foundation.tracing import FakeMode, fake_tensors, without_torchs_sta
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import Writes, chain, layer_name, parts, tie
 from dejavu.workload.models.user.layer import build
-from dejavu.workload.models.user.traced import TORCH, TWO, trace
+from dejavu.workload.models.user.operators import TORCH
+from dejavu.workload.models.user.traced import TWO, CutOtherwise, trace
 
 WHOLE = "model"  # the name of the one layer of a model that cannot be cut
 LAYERS = "dejavu_layers"  # the method by which a module says what its layers are
@@ -76,6 +77,8 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     try:
         with without_torchs_stack():
             pieces, notes = trace(module, example)
+    except CutOtherwise as error:
+        return _whole(reason, str(error))
     except OWN_CODE as error:  # and whatever torch finds in it
         return _whole(reason, f"torch.export cannot trace it: {_said(error)}")
     if len(pieces) == 1:

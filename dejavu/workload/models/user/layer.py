@@ -12,19 +12,29 @@ from torch import fx, nn
 
 from dejavu.workload.models.user.traced import Piece
 
-# What operators call the argument by which they are told that they are in training.
-_TRAINS = ("train", "training")
-_NORMALIZES_BY = "use_input_stats"  # an instance norm's: always, where it keeps no statistics
-_KEPT_MEAN = 3  # the number of its argument with the mean that it keeps, if it does
-_COUNTER = "num_batches_tracked"  # of a norm that keeps statistics
-_DROPS = "dropout_p"  # an attention's: nothing in evaluation
-
 
 class TracedLayer(fx.GraphModule):
     """A layer's graph over its weights; `eval()` and `to(device)` do what they do to the module that it is from.
 
     Whether it is in training is read from `training` whenever it runs, as modules do.
+
+    Attributes:
+        evaluation: its graph in evaluation, which reads this layer's tensors and has none.
     """
+
+    evaluation: fx.GraphModule
+
+    def recompile(self) -> Any:
+        """Make both ways from the graphs; torch calls it when the one of training is set."""
+        code, kind = super().recompile(), type(self)
+        in_training = kind.forward
+
+        def forward(layer: TracedLayer, x: torch.Tensor) -> torch.Tensor:
+            way = in_training if layer.training else type(layer.evaluation).forward
+            return way(layer, x)  # type: ignore[no-any-return]
+
+        kind.forward = forward
+        return code
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TracedLayer:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -37,8 +47,8 @@ class TracedLayer(fx.GraphModule):
         return self
 
     def _graph_modules(self) -> list[fx.GraphModule]:
-        """List itself and the graphs that it calls, as those of blocks without gradients."""
-        return [part for part in self.modules() if isinstance(part, fx.GraphModule)]
+        """List both of its graphs and those that they call, as of blocks without gradients."""
+        return [self.evaluation, *(part for part in self.modules() if isinstance(part, fx.GraphModule))]
 
     def _operators(self) -> Iterator[fx.Node]:
         for part in self._graph_modules():
@@ -63,50 +73,18 @@ def build(module: nn.Module, piece: Piece) -> TracedLayer:
         if isinstance(value, torch.Tensor):
             tree.register_buffer(name, value, persistent=False)
         else:
-            tree.add_module(name, block := copy.deepcopy(value))  # as a block without gradients
-            for part in (one for one in block.modules() if isinstance(one, fx.GraphModule)):
-                _read_training(part.graph)
-                part.recompile()
-    graph = copy.deepcopy(piece.graph)
-    _read_training(graph)
-    layer = TracedLayer(tree, graph, "TracedLayer")
+            tree.add_module(name, copy.deepcopy(value))  # as a block without gradients
+    layer = TracedLayer(tree, copy.deepcopy(piece.graph), "TracedLayer")
     layer._modules.update(tree._modules)
     layer._non_persistent_buffers_set |= tree._non_persistent_buffers_set
     for name, parameter in tree._parameters.items():
         layer.register_parameter(name, parameter)
+    for name, buffer in tree._buffers.items():
+        layer._buffers[name] = buffer
+    vars(layer)["evaluation"] = evaluation = fx.GraphModule(tree, copy.deepcopy(piece.evaluation))
+    for held in (evaluation._modules, evaluation._parameters, evaluation._buffers):
+        held.clear()
     return layer
-
-
-def _read_training(graph: fx.Graph) -> None:
-    """Let a graph that was traced in training ask whether it is in training.
-
-    What was in evaluation when it was traced, as a frozen norm, stays so. Norms count batches in training alone.
-    """
-    for node in list(graph.nodes):
-        schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
-        for number, argument in enumerate(schema.arguments if schema is not None else ()):
-            is_named = argument.name in node.kwargs
-            found = node.kwargs.get(argument.name) if is_named else next(iter(node.args[number : number + 1]), None)
-            if not _depends(node, argument.name, found):
-                continue
-            with graph.inserting_before(node):
-                asked = graph.create_node("get_attr", "training")
-                if argument.name == _DROPS:
-                    asked = graph.call_function(operator.mul, (found, asked))
-            if is_named:
-                node.update_kwarg(argument.name, asked)
-            else:
-                node.update_arg(number, asked)
-
-
-def _depends(node: fx.Node, name: str, found: Any) -> bool:
-    """Return whether an operator's argument has this value only because it is in training."""
-    if name == _NORMALIZES_BY:
-        return found is True and len(node.args) > _KEPT_MEAN and node.args[_KEPT_MEAN] is not None
-    if name == "other" and node.target is torch.ops.aten.add_.Tensor:
-        counter = node.args[0]
-        return isinstance(counter, fx.Node) and str(counter.target).rpartition(".")[2] == _COUNTER
-    return found is True if name in _TRAINS else name == _DROPS and bool(found)
 
 
 def _place(tree: nn.Module, module: nn.Module, path: str, names: set[str]) -> nn.Module:

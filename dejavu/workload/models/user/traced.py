@@ -8,26 +8,22 @@ reads it; of all else exactly one tensor may cross a cut.
 from __future__ import annotations
 
 import operator
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from dejavu.workload.models.user.children import layer_name
+from dejavu.workload.models.user.operators import describe, is_assertion, root_of, written_by
 
 INPUT = "x"  # of a layer's graph
 TWO = 2  # ends of a tied weight
-TORCH = Path(torch.__file__).parent
 MOST_NOTES = 3  # boundaries that cannot be cut
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-# Operators whose result may be their input's memory, though they do not declare it.
-_MAY_ALIAS = {"reshape", "contiguous", "to", "flatten", "dropout", "expand_as", "type_as", "view_as"}
 
 
 @dataclass(frozen=True)
@@ -36,17 +32,23 @@ class Piece:
 
     Attributes:
         graph: from `INPUT` to one tensor; it reads weights by their names in the whole module.
+        evaluation: the same, of the module in evaluation.
         tensors: names of the weights and buffers that it reads, and of those that no layer reads; with all names of a
             weight that has several.
-        constants: tensors and graphs that tracing made, by the names that the graph reads them by.
+        constants: tensors and graphs that tracing made, by the names that the graphs read them by.
         tied: weights that an earlier layer has, too, as `LayerBuilder.tied` has them.
     """
 
     name: str
     graph: fx.Graph
+    evaluation: fx.Graph
     tensors: tuple[str, ...]
     constants: dict[str, Any]
     tied: tuple[tuple[str, str], ...] = ()
+
+
+class CutOtherwise(Exception):
+    """A module has other layers in evaluation than in training."""
 
 
 @dataclass
@@ -58,25 +60,50 @@ class _Segment:
 def trace(module: nn.Module, example: torch.Tensor) -> tuple[list[Piece], tuple[str, ...]]:
     """Return the layers of a module in order, and sentences about boundaries that could not be cut.
 
+    A graph has one way through what the module asks of `training`, so it is traced in evaluation, too.
+
     Args:
         module: of fake tensors; nothing is computed.
         example: a batch of two or more examples, as fake; any number of them can be asked later.
 
     Raises:
+        CutOtherwise: its graph in evaluation cannot be cut at the same places.
         Exception: `torch.export` cannot trace the module, or it returns something else than one tensor.
     """
+    found, notes = _Tracing(module, _exported(module, example)).layers()
+    if len(found) == 1:
+        return [_piece(one, one) for one in found], notes  # which nobody builds
+    for part in module.modules():
+        part.training = False
+    evaluated, _ = _Tracing(module, _exported(module, example), "in_evaluation_").layers()
+    if [one.form for one in evaluated] != [one.form for one in found]:
+        raise CutOtherwise("in evaluation its layers are others than in training, or pass on tensors of other shapes")
+    for one, other in zip(found, evaluated, strict=True):
+        if lacking := sorted(other.copy.tensors - set(one.tensors)):
+            raise CutOtherwise(f"layer {one.name!r} reads {lacking[0]!r} in evaluation alone")
+    return [_piece(*pair) for pair in zip(found, evaluated, strict=True)], notes
+
+
+def _exported(module: nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False)
+        program = torch.export.export(module, (example,), dynamic_shapes=shapes, strict=False)
     results = program.graph_signature.user_outputs
     if len(results) != 1:
         raise TypeError(f"it returns {len(results)} values; wanted one tensor")
-    return _Tracing(module, program).pieces()
+    return program
 
 
 class _Tracing:
-    def __init__(self, module: nn.Module, program: torch.export.ExportedProgram) -> None:
-        self.module, self.program = module, program
+    """The graph of a module in training or in evaluation, cut into layers.
+
+    Args:
+        prefix: of the names of constants.
+    """
+
+    def __init__(self, module: nn.Module, program: torch.export.ExportedProgram, prefix: str = "") -> None:
+        self.module, self.program, self.prefix = module, program, prefix
         signature = program.graph_signature
         self.weights = dict(signature.inputs_to_parameters)
         self.buffers = dict(signature.inputs_to_buffers)
@@ -85,7 +112,7 @@ class _Tracing:
         (name,) = signature.user_inputs
         self.input = next(node for node in self.nodes if node.name == name)
         self.batch = str(self.input.meta["val"].shape[0])
-        self.mutated = {root for node in self.nodes for root in map(_root, _written(node))}
+        self.mutated = {root for node in self.nodes for root in map(root_of, written_by(node))}
         self.free: set[fx.Node] = set()
         for node in self.nodes:
             if self._is_free(node):
@@ -103,7 +130,7 @@ class _Tracing:
             return True
         if node.op == "placeholder":
             return node.name not in self.weights and node is not self.input and node not in self.mutated
-        if node.op != "call_function" or _root(node) in self.mutated or _written(node):
+        if node.op != "call_function" or root_of(node) in self.mutated or written_by(node):
             return False
         if node.target is torch.ops.aten.sym_size.int and str(node.meta["val"]) == self.batch:
             return True
@@ -111,14 +138,14 @@ class _Tracing:
             return False
         return all(one in self.free for one in node.all_input_nodes)
 
-    def pieces(self) -> tuple[list[Piece], tuple[str, ...]]:
+    def layers(self) -> tuple[list[_Layer], tuple[str, ...]]:
         segments, notes = self._segments()
         segments, tied = self._tie(segments)
         return self._graphs(segments), (*notes[:MOST_NOTES], *tied)
 
     def _segments(self) -> tuple[list[_Segment], list[str]]:
         """Cut where one unit's operators end and another's begin, as late as one tensor crosses."""
-        steps = [n for n in self.nodes if n.op == "call_function" and n not in self.free and not _is_assertion(n)]
+        steps = [n for n in self.nodes if n.op == "call_function" and n not in self.free and not is_assertion(n)]
         units = [self._unit(node) for node in steps]
         has_weights = [any(one.name in self.weights for one in node.all_input_nodes) for node in steps]
         cuts, notes, last, weighted = [0], list[str](), -1, False
@@ -153,7 +180,7 @@ class _Tracing:
 
     def _why_not(self, steps: Sequence[fx.Node], cut: int, before: str, after: str) -> str:
         crossing = self._crossing(steps, cut)
-        values = "; ".join(_describe(node) for node in crossing[:MOST_NOTES])
+        values = "; ".join(describe(node) for node in crossing[:MOST_NOTES])
         if len(crossing) == 1:
             return f"no cut between {before!r} and {after!r}: what crosses does not begin with the examples: {values}"
         return (
@@ -215,7 +242,7 @@ class _Tracing:
         owned = [self.weights[one.name] for one in read if one.name in self.weights]
         return owned + [self.buffers[one.name] for one in read if one.name in self.buffers and one in self.mutated]
 
-    def _graphs(self, segments: list[_Segment]) -> list[Piece]:
+    def _graphs(self, segments: list[_Segment]) -> list[_Layer]:
         made = []
         used: set[str] = set()
         ends: dict[str, list[tuple[str, str]]] = {}  # of each weight that two may have: layer and name
@@ -234,11 +261,10 @@ class _Tracing:
         every = [*self.program.state_dict, *self.buffers.values()]
         unused = [name for name in dict.fromkeys(every) if not {*self.aliases.get(name, (name,))} & used]
         return [
-            Piece(
+            _Layer(
                 _called(segment),
-                copy.graph,
+                copy,
                 tuple(self._with_aliases([*sorted(copy.tensors), *(unused if number == len(made) - 1 else ())])),
-                copy.constants,
                 tuple(
                     (held[1][1], ".".join(held[0]))
                     for held in ends.values()
@@ -270,9 +296,10 @@ class _Copy:
         self.constants: dict[str, Any] = {}
         self.input = self.graph.placeholder(INPUT)
         self.known: dict[fx.Node, fx.Node] = {}
+        self.passed_on: tuple[object, ...] = ()
         if arriving is not None:
-            written = {_root(one) for node in nodes for one in _written(node)}
-            is_written = any(_root(node) is _root(arriving) for node in written)
+            written = {root_of(one) for node in nodes for one in written_by(node)}
+            is_written = any(root_of(node) is root_of(arriving) for node in written)
             # A tensor that crosses a cut must not be written to.
             start = self.graph.call_function(torch.ops.aten.clone.default, (self.input,)) if is_written else self.input
             self.known[arriving] = start
@@ -282,6 +309,8 @@ class _Copy:
     def end(self, result: fx.Node) -> None:
         self.graph.output(self._take(result))
         self.graph.lint()
+        value = result.meta["val"]
+        self.passed_on = (*map(str, value.shape[1:]), value.dtype)  # of one example
 
     def _take(self, node: fx.Node) -> fx.Node:
         if node not in self.known:
@@ -296,8 +325,8 @@ class _Copy:
     def _read(self, node: fx.Node) -> fx.Node:
         tracing = self.tracing
         if node.op == "get_attr":  # a graph of its own, as a block without gradients has
-            name = str(node.target)
-            self.constants[name] = getattr(tracing.program.graph_module, name)
+            name = tracing.prefix + str(node.target)
+            self.constants[name] = getattr(tracing.program.graph_module, str(node.target))
         elif node.name in tracing.weights or node.name in tracing.buffers:
             name = tracing.weights.get(node.name) or tracing.buffers[node.name]
             name = self.own.get(name, name)
@@ -307,8 +336,30 @@ class _Copy:
             if _has(tracing.module, name):  # a tensor that is neither weight nor buffer
                 self.tensors.add(name)
             else:
-                self.constants[name] = tracing.program.constants[name]
+                value, name = tracing.program.constants[name], tracing.prefix + name
+                self.constants[name] = value
         return self.graph.get_attr(name)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer of a tracing; `tensors` and `tied` are as a `Piece` has them."""
+
+    name: str
+    copy: _Copy
+    tensors: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...]
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What has to be the same in training and in evaluation."""
+        return self.name, self.copy.passed_on, self.tied
+
+
+def _piece(trained: _Layer, evaluated: _Layer) -> Piece:
+    copy, other = trained.copy, evaluated.copy
+    constants = copy.constants | other.constants
+    return Piece(trained.name, copy.graph, other.graph, trained.tensors, constants, trained.tied)
 
 
 def _called(segment: _Segment) -> str:
@@ -322,47 +373,3 @@ def _has(module: nn.Module, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Return the tensors that an operator writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None:
-        return []
-    found = []
-    for number, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
-            found += [value] if isinstance(value, fx.Node) else []
-    return found
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """Return the tensor whose memory a node's result may be."""
-    while node.op == "call_function" and node.all_input_nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            shares = node.target is operator.getitem
-        else:
-            shares = any(one.alias_info for one in schema.returns) or schema.name.split("::")[-1] in _MAY_ALIAS
-        if not shares:
-            break
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_assertion(node: fx.Node) -> bool:
-    name = getattr(node.target, "__name__", "")
-    return name.startswith(("_assert", "sym_constrain"))
-
-
-def _describe(node: fx.Node) -> str:
-    """Return the user's line that made a value."""
-    if node.op == "placeholder":
-        return f"the input `{node.name}`"
-    lines = re.findall(r'File "([^"]+)", line (\d+), in .*\n(.*)', node.meta.get("stack_trace") or "")
-    own = [(file, line, text) for file, line, text in lines if TORCH not in Path(file).parents]
-    if not own:
-        return f"`{node.name}`"
-    file, line, text = own[-1]
-    return f"`{text.strip()}` ({file}:{line})"
