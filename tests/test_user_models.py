@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -403,6 +404,55 @@ def test_an_evaluation_of_traced_layers_is_the_module_s_own(name: str) -> None:
             torch.testing.assert_close(tensor, whole.state_dict()[key])
         if name not in COMPUTES_ALIKE:
             assert not torch.equal(trained, found_once)
+
+
+class Keeping(nn.Module):
+    """Leaves something for later passes, in the way that its kind says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.seen = kind, 0, list[torch.Tensor]()
+        self.last: torch.Tensor | None = None
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = x.detach().mean((0, 1))
+        if self.kind == "a count":
+            self.count += 1
+        elif self.kind == "a list":
+            self.seen.append(now)
+        elif self.kind == "an attribute":
+            now = now if self.last is None else torch.lerp(self.last, now, 0.5)
+        elif self.kind == "a new buffer":
+            self.mean = torch.lerp(self.mean, now, 0.5)
+        elif self.kind == "a buffer":
+            self.mean.lerp_(now, 0.5)
+        elif self.kind == "random numbers":
+            random.random()
+        self.last = now  # most do not read it
+        return x - self.mean * 0.9**self.count
+
+
+LEFT = {
+    "a count": "reads what earlier ones left in 'part.count'",
+    "a list": "reads what earlier ones left in 'part.seen'",
+    "an attribute": "reads what earlier ones left in 'part.last'",
+    "a new buffer": "puts another tensor in the place of 'part.mean'",
+    "random numbers": "draws random numbers of Python or NumPy",
+    "a buffer": "",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_a_module_whose_passes_leave_what_a_graph_would_not_is_one_layer(kind: str) -> None:
+    """Graphs had a count or a new buffer as it was when they were traced: trainings were others without a word."""
+    found = cut(lambda: Forgetful(Keeping(kind)), ExampleShape((5, 6), torch.float32, (), 4))
+    said = f"its forward pass {LEFT[kind]}; wanted "
+    if LEFT[kind]:
+        assert list(found.takes) == ["model"] and found.notes[1].startswith(said)
+    else:
+        assert list(found.takes) == ["first", "last"]
 
 
 def test_a_module_with_other_layers_in_evaluation_is_one_layer() -> None:

@@ -19,6 +19,7 @@ from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import Writes, chain, layer_name, parts, tie
 from dejavu.workload.models.user.layer import build
 from dejavu.workload.models.user.operators import TORCH
+from dejavu.workload.models.user.state import kept_outside_graphs
 from dejavu.workload.models.user.traced import TWO, CutOtherwise, trace
 
 WHOLE = "model"  # the name of the one layer of a model that cannot be cut
@@ -73,9 +74,13 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
             return _inside(next(iter(found)), make, shape)
         return Cut({layer_name(group): partial(_children, group) for group in groups}, notes)
     with fake_tensors(mode):
-        module = make()  # without what watched it
+        module, passed = make(), make()  # without what watched it
     try:
         with without_torchs_stack():
+            with fake_tensors(mode):
+                kept = kept_outside_graphs(passed, example)
+            if kept:
+                return _whole(reason, kept)
             pieces, notes = trace(module, example)
     except CutOtherwise as error:
         return _whole(reason, str(error))
