@@ -341,6 +341,13 @@ class Asking(nn.Module):
         return x - self.mean
 
 
+class Literal(nn.Module):
+    """Makes a tensor of numbers in its forward pass, as caches of transformers do of none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.cat([torch.tensor([]), torch.tensor([0.5]), torch.ones(7)])
+
+
 class OnlyInEvaluation(nn.Module):
     """Reads a table in evaluation alone."""
 
@@ -368,10 +375,17 @@ PARTS = {
     "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
     "dropped paths": lambda: Asking(drops=True),
     "a mean of what it sees": lambda: Asking(drops=False),
+    "a tensor of numbers": Literal,
 }
 
 
-COMPUTES_ALIKE = ("frozen batch norm", "instance norm", "spectral norm", "a mean of what it sees")
+COMPUTES_ALIKE = (
+    "frozen batch norm",
+    "instance norm",
+    "spectral norm",
+    "a mean of what it sees",
+    "a tensor of numbers",
+)
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -336,7 +336,7 @@ class _Copy:
             if _has(tracing.module, name):  # a tensor that is neither weight nor buffer
                 self.tensors.add(name)
             else:
-                value, name = tracing.program.constants[name], tracing.prefix + name
+                value, name = tracing.program.constants[name], tracing.prefix + name.replace(".", "_")
                 self.constants[name] = value
         return self.graph.get_attr(name)
 
