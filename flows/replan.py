@@ -66,7 +66,7 @@ def replan(
         reason: what changed; empty: look, and only announce a change.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
-        from dejavu.watching import Notes, differences
+        from dejavu.watching import Decided, Notes, differences
         from dejavu.watching.notes import SETTLED_SECONDS
         from tasks.watching import look_at_cluster
 
@@ -87,6 +87,10 @@ def replan(
         raise
     changes = differences(before.cluster, now) if before else ("there is no plan yet",)
     if not changes:
+        if before and (last := notes.last) and last.decided == Decided.NONE:  # what is wrong again later is said again
+            with gc_frozen():
+                from tasks.deciding import with_its_cluster_back
+            notes.decided(with_its_cluster_back(workload, before, str(flow_run.id)))
         return Completed(message="nothing changed since the last plan", data=None)
     if reason:
         with gc_frozen():  # with torch and all searches, which a look does without

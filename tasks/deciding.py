@@ -48,6 +48,13 @@ def without_cluster(workload: Workload, before: Planned | None, run: str, why: I
     return _decision(workload, None, before, "there is no cluster to plan for", run, Decided.NONE, str(why))
 
 
+def with_its_cluster_back(workload: Workload, before: Planned, run: str) -> Decision:
+    """Return the decision that the plan stays, whose cluster is there again after one without a plan, or none."""
+    change, why = "the cluster is again that of the plan that is there", "the plan that is there is for this cluster"
+    decision = _decision(workload, before.cluster, before, change, run, Decided.KEPT, why)
+    return replace(decision, old_step_seconds=before.step_seconds)
+
+
 def _decision(
     workload: Workload, cluster: Cluster | None, before: Planned | None, change: str, run: str, decided: str, why: str
 ) -> Decision:
