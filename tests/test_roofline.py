@@ -461,6 +461,24 @@ def test_a_convolutions_backward_is_two_products(groups: int) -> None:
     assert sizes(backward) == (2 * groups, *sizes(forward)[1:])
 
 
+@pytest.mark.parametrize("has_input_gradient", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("function", [torch.nn.functional.conv2d, torch.nn.functional.conv_transpose2d])
+def test_a_captured_convolutions_backward_is_as_many_products_as_it_makes_gradients(
+    function: Callable[..., torch.Tensor], groups: int, has_input_gradient: bool
+) -> None:
+    channels = (16, 8 // groups) if function is torch.nn.functional.conv_transpose2d else (8, 16 // groups)
+    operators = record(
+        lambda: function(
+            torch.randn(2, 16, 9, 9, requires_grad=has_input_gradient), leaf(*channels, 3, 3), stride=2, groups=groups
+        )
+    )
+    forward, backward = (
+        next(one.flops for one in operators if one.kind == f"aten.convolution{end}") for end in ("", "_backward")
+    )
+    assert backward == (2 if has_input_gradient else 1) * forward
+
+
 def test_every_products_flops_are_those_of_its_sizes() -> None:
     operators = record(lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)(leaf(2, 9, 32)))
     kernels = [kernel for operator in operators if (kernel := kernel_of(operator))]

@@ -103,11 +103,7 @@ def kernel_of(operator: Operator) -> Kernel | None:
     if len(operator.input_shapes) < _LEAST_TENSORS.get(family or "", 0):
         family = None  # an overload that is not known here
     shape = _PRODUCTS[family](operator) if family in _PRODUCTS else _rows(operator, name, family)
-    flops = operator.flops
-    if family == "convolution" and name == "convolution" and operator.kind.endswith("backward"):
-        # torch's formula counts the gradient of grouped weights as if there were one group
-        flops = min(flops, 2.0 * shape["batch"] * shape["m"] * shape["n"] * shape["k"])
-    own_name = _own_name(operator.kind)
+    flops, own_name = operator.flops, _own_name(operator.kind)
     if family == "attention" and operator.is_causal and shape["m"] == shape["n"] and "for_cpu" not in own_name:
         own_name, flops = own_name + CAUSAL, flops / 2
     read_bytes, written_bytes = float(_read_bytes(operator, name)), float(operator.written_bytes)

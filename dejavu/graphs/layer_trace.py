@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE, DejavuError
@@ -228,8 +228,14 @@ def is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Count FLOPs by torch's own formula, or what it lacks: flash attention on the CPU, and products of sorted rows."""
+    """Count FLOPs by torch's own formula, or where it lacks one or counts too many.
+
+    It has none of flash attention on the CPU, and of products of sorted rows. It counts the
+    gradient of grouped weights as if there were one group.
+    """
     packet = func.overloadpacket
+    if packet is torch.ops.aten.convolution_backward:
+        return _convolution_backward_flops(*args)
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
@@ -241,6 +247,15 @@ def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         products = 2 if "backward" in func.name() else 1
         return 2.0 * products * float(rows.shape[0] * factors.shape[1] * factors.shape[2])
     return 0.0
+
+
+def _convolution_backward_flops(
+    gradient: torch.Tensor, images: torch.Tensor, weight: torch.Tensor, *rest: Any
+) -> float:
+    """Count a product as large as forward's for the gradient of the images, and for that of the weight, if wanted."""
+    is_transposed, wanted = rest[4], rest[7]
+    one_product = conv_flop_count(list(images.shape), list(weight.shape), list(gradient.shape), is_transposed)
+    return float(one_product * sum(wanted[:2]))
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> float:
