@@ -44,6 +44,7 @@ from dejavu.graphs.kernels import family_of, kernel_of, without_family
 from dejavu.graphs.layer_trace import _Recorder
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.kernel import Kernel
+from dejavu.profiling.kernels import can_measure
 from dejavu.workload import OptimizerSettings
 
 GPUS = [device for device in catalogue().values() if device.kind != "cpu"]
@@ -477,6 +478,27 @@ def test_a_captured_convolutions_backward_is_as_many_products_as_it_makes_gradie
         next(one.flops for one in operators if one.kind == f"aten.convolution{end}") for end in ("", "_backward")
     )
     assert backward == (2 if has_input_gradient else 1) * forward
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_directions", [1, 2])
+def test_a_layer_of_an_lstm_is_a_product_of_each_step(num_directions: int, dtype: str) -> None:
+    x, directions = (7, 3, 16), {"bidirectional": num_directions == 2}
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        operators = record(lambda: torch.nn.LSTM(16, 32, **directions)(leaf(*x))[0])
+    finally:
+        torch.set_default_dtype(before)
+    layers = [one for one in operators if "rnn" in one.kind]
+    assert len(layers) == 2 * num_directions and without_family(operators) == ()
+    gates = 2 * 7 * 3 * (4 * 32) * (16 + 32)  # by hand: of each number that comes in, and of each of the state
+    assert [one.flops for one in layers] == [gates] * num_directions + [2 * gates] * num_directions
+    for kernel in filter(None, map(kernel_of, layers)):
+        assert kernel.family == "matmul" and not can_measure(kernel)
+        assert kernel.flops == 2 * kernel.batch * kernel.m * kernel.n * kernel.k
+        device = catalogue()["A100-SXM4-80GB"]
+        assert ROOFLINE.seconds([kernel], device)[0] > kernel.flops / device.peak_flops_per_second[dtype]
 
 
 def test_every_products_flops_are_those_of_its_sizes() -> None:

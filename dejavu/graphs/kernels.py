@@ -15,7 +15,7 @@ _FAMILY_OF = {
     name: family
     for family, names in {
         "matmul": "mm addmm bmm baddbmm linear mv addmv matmul addmm_activation scaled_mm mkldnn_linear "
-        "grouped_mm grouped_outer transformers.grouped_mm_fallback",
+        "grouped_mm grouped_outer transformers.grouped_mm_fallback mkldnn_rnn_layer",
         "convolution": "convolution convolution_overrideable cudnn_convolution mkldnn_convolution thnn_conv2d",
         "softmax": "softmax log_softmax safe_softmax masked_softmax",
         "normalization": "native_layer_norm native_batch_norm native_batch_norm_legit native_group_norm "
@@ -61,6 +61,7 @@ _READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe
 _REORDERS = {"clone", "cat", "stack"}
 _GROUPED = {"grouped_mm", "grouped_outer"}  # of rows, a matrix or rows of each group, and their ends
 GROUPED = "grouped_mm_fallback"  # transformers' product of sorted rows, each with its own expert's factor
+RECURRENT = "mkldnn_rnn_layer"  # a layer of an LSTM, all steps of it
 _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
 
 
@@ -153,6 +154,8 @@ def _matmul(operator: Operator) -> dict[str, int]:
         return _grouped(operator)
     if name.endswith(GROUPED):
         return _grouped_in_transformers(operator)
+    if name == RECURRENT:
+        return _recurrent(operator)
     first = name in ("linear", "mkldnn_linear", "scaled_mm")
     left, right = operator.input_shapes[:2] if first else operator.input_shapes[-2:]
     k = left[-1] if left else 1
@@ -178,6 +181,13 @@ def _grouped_in_transformers(operator: Operator) -> dict[str, int]:
     count = max(factors[0], 1)
     products = 2 if operator.kind.endswith("backward") else 1
     return {"batch": products * count, "m": max(rows[0] // count, 1), "n": factors[2], "k": max(rows[1], 1)}
+
+
+def _recurrent(operator: Operator) -> dict[str, int]:
+    """Read an LSTM's product of each step, backward of two: all gates of what comes in and of the state before."""
+    (steps, sequences, inputs), (gates, states) = operator.input_shapes[0], operator.input_shapes[2]
+    products = 2 if operator.kind.endswith("backward") else 1
+    return {"batch": max(products * steps, 1), "m": max(sequences, 1), "n": max(gates, 1), "k": inputs + states}
 
 
 def _convolution(operator: Operator) -> dict[str, int]:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE, DejavuError
+from dejavu.foundation.tracing.recurrent import RecurrentLayer
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.graph import Layer, Operator, content_hash, to_dtype_of_fake
 from dejavu.graphs.kernels import GROUPED
@@ -230,12 +231,16 @@ def is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Count FLOPs by torch's own formula, or where it lacks one or counts too many.
 
-    It has none of flash attention on the CPU, and of products of sorted rows. It counts the
-    gradient of grouped weights as if there were one group.
+    It has none of flash attention on the CPU, of an LSTM, and of products of sorted rows. It counts the gradient of
+    grouped weights as if there were one group.
     """
     packet = func.overloadpacket
     if packet is torch.ops.aten.convolution_backward:
         return _convolution_backward_flops(*args)
+    if packet is torch.ops.aten.mkldnn_rnn_layer:
+        return RecurrentLayer.of(args[0], args[2]).forward_flops()
+    if packet is torch.ops.aten.mkldnn_rnn_layer_backward:  # gradients of what came in, and of weights
+        return 2.0 * RecurrentLayer.of(args[0], args[2]).forward_flops()
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.kernels import RECURRENT, base_name
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent
@@ -211,6 +212,8 @@ def _work(kernel: Kernel, device: torch.device) -> Work | None:
 
 
 def _matmul(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    if base_name(kernel.name) == RECURRENT:  # its products wait for one another
+        return None
     a, b = tensor(kernel.batch, kernel.m, kernel.k), tensor(kernel.batch, kernel.k, kernel.n)
     if kernel.batch > 1:
         return lambda: torch.bmm(a, b)

@@ -1,4 +1,4 @@
-"""What oneDNN's LSTM keeps and takes on CPUs, layer by layer: `aten.mkldnn_rnn_layer` and its backward pass.
+"""What oneDNN's LSTM multiplies, keeps and takes on CPUs, by layer: `aten.mkldnn_rnn_layer` and its backward pass.
 
 Sizes as oneDNN lays them out (`src/cpu/rnn/rnn_utils.hpp`: `get_good_ld`, and the spaces of its workspace), in float32;
 equal to torch 2.13's on every one of the shapes that the tests draw.
@@ -35,6 +35,11 @@ class RecurrentLayer:
         """Read it off the kernel's arguments: the input (T, B, I), and the state's weight (4 H, H)."""
         num_steps, num_sequences, num_inputs = inputs.shape
         return cls(num_steps, num_sequences, num_inputs, recurrent_weight.shape[1])
+
+    def forward_flops(self) -> float:
+        """Count the products of a forward pass: in each step all gates of what comes in and of the state before."""
+        rows = self.num_steps * self.num_sequences
+        return 2.0 * rows * GATES * self.num_states * (self.num_inputs + self.num_states)
 
     def workspace_bytes(self) -> int:
         """Count what is kept for the backward pass: gates, states and their gradients for each step, in pages."""
