@@ -480,6 +480,24 @@ def test_a_captured_convolutions_backward_is_as_many_products_as_it_makes_gradie
     assert backward == (2 if has_input_gradient else 1) * forward
 
 
+@pytest.mark.parametrize("channels", [(16, 8), (8, 16), (16, 16)])
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (4, 4, 0), (3, 1, 1)])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_convolutions_sizes_are_those_of_its_products(
+    is_transposed: bool, size: int, stride: int, padding: int, groups: int, channels: tuple[int, int]
+) -> None:
+    come, go = channels
+    weight = (come, go // groups) if is_transposed else (go, come // groups)
+    function = torch.nn.functional.conv_transpose2d if is_transposed else torch.nn.functional.conv2d
+    operators = record(
+        lambda: function(leaf(2, come, 12, 12), leaf(*weight, size, size), None, stride, padding, groups=groups)
+    )
+    for end in ("", "_backward"):
+        kernel = only(operators, f"aten.convolution{end}")
+        assert kernel.flops == 2 * kernel.batch * kernel.m * kernel.n * kernel.k
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_directions", [1, 2])
 def test_a_layer_of_an_lstm_is_a_product_of_each_step(num_directions: int, dtype: str) -> None:

@@ -194,15 +194,29 @@ def _convolution(operator: Operator) -> dict[str, int]:
     backward = operator.kind.endswith("backward")
     images, weight = operator.input_shapes[1:3] if backward else operator.input_shapes[:2]
     pixels = operator.input_shapes[0] if backward else operator.output_shapes[0]
-    groups = max(images[1] // max(weight[1], 1), 1)
     wanted = sum(shape in (images, weight) for shape in operator.output_shapes) if backward else 1
-    n = max(pixels[1] // groups, 1)
+    if _is_transposed(images, weight, pixels):  # a product at each pixel that comes in; then its results are added
+        groups = max(pixels[1] // max(weight[1], 1), 1)
+        n, k, pixels = prod(weight[1:]), max(images[1] // groups, 1), images
+    else:
+        groups = max(images[1] // max(weight[1], 1), 1)
+        n, k = max(pixels[1] // groups, 1), prod(weight[1:])
     return {
         "batch": groups * max(wanted, 1),
         "m": max(prod(pixels) // max(pixels[1], 1), 1),
         "n": n,
-        "k": prod(weight[1:]),
+        "k": k,
     }
+
+
+def _is_transposed(images: tuple[int, ...], weight: tuple[int, ...], pixels: tuple[int, ...]) -> bool:
+    """Return whether a convolution is a transposed one, whose weight has the channels that come in first.
+
+    Where as many go out, it is taken for one that makes images larger by its stride: by half and more.
+    """
+    if images[1] != pixels[1]:
+        return weight[0] == images[1]
+    return 2 * prod(pixels[2:]) > 3 * prod(images[2:])
 
 
 def _attention(operator: Operator) -> dict[str, int]:
