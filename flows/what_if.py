@@ -13,6 +13,7 @@ from dejavu.foundation.tables import print_whole
 from dejavu.foundation.units import plural
 from dejavu.planning import Choice, PlanRequest
 from dejavu.planning.considered import WIDTH_COLUMNS
+from dejavu.planning.sentences import what_is_masked
 from dejavu.what_if import (
     Case,
     Goal,
@@ -151,8 +152,9 @@ class WhatIf:
             where = f" on {request.cluster.name}" if len(self.clusters) == 1 else ""
             print_whole(console, cases_table(f"{request.workload.model}{where}", self._differs, rows))
             for row in rows:
-                if row.failure and not compares:
-                    console.print(f"{row.case.name}: {row.failure}", highlight=False, markup=False)
+                said = what_is_masked(row.choice) if row.choice else "" if compares else row.failure
+                if said:
+                    console.print(f"{row.case.name}: {said}", highlight=False, markup=False)
             if compares:
                 nodes = ", ".join(f"{number} {word} {name}" for word, number, name in self._changes)
                 console.print(f"{nodes}: {what_changes(*rows)}", highlight=False, markup=False)

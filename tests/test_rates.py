@@ -17,7 +17,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.planning import Planner, PlanRequest
 from dejavu.planning.plan_json import choice_to_dict
-from dejavu.planning.sentences import short, what_it_yields
+from dejavu.planning.sentences import short, what_is_masked, what_it_yields
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.workload import SyntheticSettings, Workload
 
@@ -49,6 +49,20 @@ def test_flops_of_a_transformer_are_six_for_each_weight_and_token() -> None:
     peak = 2 * CLUSTER.device_types[KIND].peak_flops_per_second["bfloat16"]
     assert found.utilization == pytest.approx((6 * weights + attention) * tokens / 2.0 / peak, rel=1e-6)
     assert (found.samples_per_second, found.tokens_per_second, found.dtype) == (8.0, 8.0 * 256, "bfloat16")
+
+
+@pytest.mark.parametrize("length", [256, 16384])
+def test_a_choice_says_where_mfu_counts_much_that_is_never_computed(length: int, tmp_path: Path) -> None:
+    """Half of the scores of causal attention: with long texts MFU may be above 100 %."""
+    workload = GPT.model_copy(update={"sequence_length": length, "batch_size": 4})
+    options = {"searches": ("uniform",), "schedules": ("1f1b",), "microbatches": (1,)}
+    choice = Planner().plan(PlanRequest(workload, CLUSTER, tmp_path, **options))
+    weights, attention = 6 * (12 * 512**2 * 8 + 1000 * 512), 12 * 8 * 512 * length
+    part, shown = attention / 2 / (weights + attention), choice.rates.utilization
+    assert choice.rates.masked_part == pytest.approx(part, rel=1e-6) and shown is not None
+    assert choice_to_dict(choice)["masked_flops_percent"] == pytest.approx(100 * part)
+    said = what_is_masked(choice)
+    assert (f"{part:.0%}" in said and f"{shown * (1 - part):.1%}" in said) if length > 256 else said == ""
 
 
 @pytest.mark.parametrize("factor", [2, 5])

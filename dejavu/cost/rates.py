@@ -25,6 +25,7 @@ class Rates:
         utilization: model FLOP/s over the peak of all devices of the plan (MFU: Chowdhery et al., PaLM, 2022,
             appendix B): of one forward and one backward pass of each example, whatever is computed again. None: a
             device's peak in this dtype is not known.
+        masked_part: of the FLOPs of `utilization`, scores that causal attention masks; its kernels leave them out.
         dtype: that the products are computed in, and the peak is of.
         cost: an hour of all nodes that the plan uses a device of, and the currency; None: a price is not said.
         num_nodes: these nodes.
@@ -36,6 +37,7 @@ class Rates:
     dtype: str
     cost: tuple[float, str] | None = None
     num_nodes: int = 0
+    masked_part: float = 0.0
 
     @property
     def cost_of_1e9_tokens(self) -> float | None:
@@ -55,13 +57,15 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
     dtype = workload.autocast or workload.dtype
     ranks = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
     peaks = [cluster.device_types[one.device_type].peak_flops_per_second.get(dtype) for one in ranks]
+    flops, masked_flops = _flops(graph)
     utilization = None
     if all(peaks) and step_seconds > 0:
         peak = sum((peak or 0.0) * one.num_devices for peak, one in zip(peaks, ranks, strict=True))
-        utilization = _flops(graph) * (workload.batch_size // graph.microbatch_size) / step_seconds / peak
+        utilization = flops * (workload.batch_size // graph.microbatch_size) / step_seconds / peak
     tokens_per_second = None if tokens is None else samples * tokens / workload.batch_size
     nodes = _nodes(cluster, plan)
-    return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, nodes), nodes.total())
+    masked_part = masked_flops / flops if flops else 0.0
+    return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, nodes), nodes.total(), masked_part)
 
 
 def tokens_in_a_step(workload: Workload) -> int | None:
@@ -118,8 +122,10 @@ def _nodes_for(cluster: Cluster, device_type: str, widths: list[int]) -> Counter
     return used
 
 
-def _flops(graph: Graph) -> float:
-    return sum(_once(operator) for layer in graph.layers for operator in layer.operators)
+def _flops(graph: Graph) -> tuple[float, float]:
+    """Return the FLOPs of all operators, and how many of them are of scores that causal attention masks: its half."""
+    counted = [(_once(one), one.is_causal) for layer in graph.layers for one in layer.operators]
+    return sum(flops for flops, _ in counted), sum(flops / 2 for flops, is_causal in counted if is_causal)
 
 
 def _once(operator: Operator) -> float:

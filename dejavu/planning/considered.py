@@ -16,6 +16,7 @@ from dejavu.planning.sentences import (
     what_hosts_are_assumed,
     what_is_away,
     what_is_likely,
+    what_is_masked,
     what_is_proved,
     what_it_yields,
     what_links_cost,
@@ -36,7 +37,7 @@ def print_choice(choice: Choice) -> None:
     print_whole(console, considered_table(choice))
     print_whole(console, stages_table(choice))
     assumed = (what_routing_is_assumed, what_hosts_are_assumed)
-    before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, what_links_cost, *assumed)
+    before = (what_was_chosen, what_it_yields, what_is_masked, what_is_likely, what_is_away, what_links_cost, *assumed)
     if said := which_way(choice.plan):
         console.print(said, highlight=False)
     for sentence in (*before, what_is_proved, what_was_compared, what_was_gained):

@@ -131,6 +131,7 @@ def _rates(found: Rates) -> dict[str, float | str | None]:
         "samples_per_second": found.samples_per_second if math.isfinite(found.samples_per_second) else None,
         "tokens_per_second": found.tokens_per_second,
         "model_flops_utilization_percent": None if share is None else 100.0 * share,
+        "masked_flops_percent": 100.0 * found.masked_part,
         "cost_per_hour": found.cost and found.cost[0],
         "cost_of_1e9_tokens": found.cost_of_1e9_tokens,
         "currency": found.cost and found.cost[1],

@@ -30,6 +30,7 @@ from dejavu.workload import AUTO
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
+MASKED_PART = 0.2  # of the FLOPs that MFU counts: worth a word
 SMALL_GAIN = 1.05  # below, a gain is written in percent
 OTHER_WAYS = {BOTH_WAYS: "of chimera", SLICES: "in slices"}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
@@ -62,6 +63,17 @@ def what_it_yields(choice: Choice) -> str:
             f"{short(amount)} {currency}/hour, {short(found.cost_of_1e9_tokens or 0.0)} {currency} for 10⁹ {what}"
         )
     return f"Predicted: {', '.join(said)}."
+
+
+def what_is_masked(choice: Choice) -> str:
+    """State how much of what MFU counts is never computed; nothing where little."""
+    found = choice.rates
+    if found.utilization is None or found.masked_part < MASKED_PART:
+        return ""
+    return (
+        f"Of the FLOPs that MFU counts {found.masked_part:.0%} are scores that causal attention masks and its kernels "
+        f"leave out: without them it is {found.utilization * (1 - found.masked_part):.1%}."
+    )
 
 
 def what_is_likely(choice: Choice) -> str:
