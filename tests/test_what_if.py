@@ -294,8 +294,13 @@ def test_what_is_proved_late_is_late(tmp_path: Path) -> None:
     request, plan, _ = planned(tmp_path, file)
     late = cheapest(Goal(1e12, 60.0), [file], request, plan)
     assert all(row.is_proved_late and not row.is_in_time for row in late.rows)
-    said = "of all of these it is proved that no plan, of one device for each stage, is simulated in time"
-    assert said in what_is_cheapest(late)
+    said = "it is proved that no plan, of one device for each stage, is simulated in time"
+    assert f"are too slow, and of all of these {said}" in what_is_cheapest(late)
+    alone = what_is_cheapest(replace(late, rows=late.rows[:1]))
+    assert alone.startswith("1 × a100, which alone was planned, is not predicted to train 1,000,000,000,000 tokens")
+    assert f"; 1 is too slow, and of it {said}" in alone
+    in_time = replace(late.rows[0], goal=Goal(1.0, math.inf))
+    assert "of the one cluster that was planned." in what_is_cheapest(replace(late, rows=(in_time,)))
     free = replace(request, schedules=(), workload=GPT.model_copy(update={"schedule": "auto"}))
     late = cheapest(Goal(1e12, 60.0), [file], free, plan, nodes=(1, 1))
     assert all(row.is_proved_late for row in late.rows)

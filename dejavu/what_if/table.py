@@ -134,27 +134,29 @@ def in_time(row: Trained) -> str:
 
 def what_is_cheapest(found: Cheapest) -> str:
     """Say which cluster is cheapest of those in time, or that none is and what the fastest needs."""
-    goal, planned = found.goal, plural(len(found.rows), "cluster")
+    goal, is_one = found.goal, len(found.rows) == 1
     asked = f"{short(goal.tokens)} tokens within {days(goal.within_seconds)}"
+    none = f"None of the {plural(len(found.rows), 'cluster')} that were planned"
     late = [row for row in found.rows if not row.is_in_time and row.answered.choice]
-    of_late = f"; {len(late)} are too slow{_proved_late(late)}"
+    of_late = f"; {len(late)} {'is' if len(late) == 1 else 'are'} too slow{_proved_late(late)}" if late else ""
     if found.best is not None:
         best = found.best
         slow = best.range_seconds.high > goal.within_seconds
         risk = " At the slow end of that range it would be late." if slow else ""
+        over = "of the one cluster" if is_one else f"over the {plural(len(found.rows), 'cluster')}"
         return (
             f"Cheapest for {asked}: {named(best)}, predicted {_needs(best.seconds, best.range_seconds)}, "
-            f"{short(best.cost)} {found.currency}.{risk} That is a prediction, over the {planned} that were planned"
-            f"{of_late if late else ''}."
+            f"{short(best.cost)} {found.currency}.{risk} That is a prediction, {over} that "
+            f"{'was' if is_one else 'were'} planned{of_late}."
         )
     if found.fastest is None:
-        return f"None of the {planned} that were planned has a plan: {found.rows[-1].answered.failure}"
+        failed = "The one cluster that was planned has no plan" if is_one else f"{none} has a plan"
+        return f"{failed}: {found.rows[-1].answered.failure}"
     fastest = found.fastest
-    return (
-        f"None of the {planned} that were planned is predicted to train {asked}: the fastest, "
-        f"{fastest.answered.case.name}, needs {_needs(fastest.seconds, fastest.range_seconds)}"
-        f"{of_late if late else ''}."
-    )
+    name, needs = fastest.answered.case.name, _needs(fastest.seconds, fastest.range_seconds)
+    if is_one:
+        return f"{name}, which alone was planned, is not predicted to train {asked}: it needs {needs}{of_late}."
+    return f"{none} is predicted to train {asked}: the fastest, {name}, needs {needs}{of_late}."
 
 
 def _proved_late(late: Sequence[Trained]) -> str:
@@ -162,7 +164,8 @@ def _proved_late(late: Sequence[Trained]) -> str:
     proved = [row.answered.choice for row in late if row.is_proved_late and row.answered.choice]
     if not proved:
         return ""
-    which = "of all of these" if len(proved) == len(late) else f"of {len(proved)} of these"
+    all_of = "of it" if len(late) == 1 else "of all of these"
+    which = all_of if len(proved) == len(late) else f"of {len(proved)} of these"
     covered = " or".join(dict.fromkeys(map(scope, proved)))
     return f", and {which} it is proved that no plan{covered} is simulated in time"
 
