@@ -33,7 +33,7 @@ from dejavu.migration import Decision, RunningProblem
 from dejavu.migration.launching import launch_changing
 from dejavu.planning import Candidate
 from dejavu.plans import Price
-from dejavu.profiles import ProfileDatabase
+from dejavu.profiles import ProfileDatabase, ProfileError
 from dejavu.profiling.measuring import least_samples
 from dejavu.runtime.job import TrainingJob, TrainingResult, job_to_resume, prepared_job, resumed
 from dejavu.runtime.process.failures import RankError
@@ -377,13 +377,20 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     return difference
 
 
-@task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
+@task(name="remember", task_run_name="remember", cache_policy=NO_CACHE)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path, cluster: Cluster) -> None:
-    """Save measured step and stage times as rows of the database."""
+    """Save measured step and stage times as rows of the database; where it takes none, that is a warning.
+
+    The training is complete, and its page and summary are still to come.
+    """
     if not result.kept_its_plan:
         get_run_logger().info(
             "no times are remembered: the plan changed, or a device or a link became slower, while the training ran"
         )
         return
-    rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database), cluster)
+    try:
+        rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database), cluster)
+    except ProfileError as error:
+        get_run_logger().warning("no times are remembered: %s", error)
+        return
     get_run_logger().info("remembered %d measured step and stage times", rows)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dejavu.cluster import load_cluster
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.files import write_json
+from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
 from dejavu.trials import TrialSpec, remembered_reference, what_replicas_do_apart
 from dejavu.workload import TrialSettings, Workload
-from tasks.training import read_job
+from tasks.training import read_job, remember_times
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of
 from tests.test_models import ZOO
 
 STEPS = 2  # of the trial
+ROOT = Path(__file__).parents[1]
 
 
 def kept(folder: Path) -> list[Path]:
@@ -51,6 +56,25 @@ def test_it_is_what_one_process_loses_and_is_not_trained_twice(job: TrainingJob,
     assert remembered_reference(job, tmp_path) == [1.0, 2.0, 3.0]  # read, not trained
     path.write_text("[1.0, 2.0")  # torn
     assert remembered_reference(job, tmp_path) == expected
+
+
+def test_a_full_disk_is_no_reason_to_end_a_training_that_is_complete(
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows its last step is its page: neither the losses beside it nor its times have to be kept for that."""
+    expected = reference_losses(job)
+    monkeypatch.setattr("tasks.training.get_run_logger", lambda: logging.getLogger("of the flow"))
+    graph, cluster = capture(job.workload), load_cluster(ROOT / "cluster.yaml")
+    result = TrainingResult(0, (1.0,), 0.5, (), 0, None, "")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+    try:
+        assert remembered_reference(job, tmp_path) == expected
+        remember_times.fn(job, result, graph, tmp_path / "database", cluster)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not kept(tmp_path)
+    assert "no times are remembered: " in caplog.text and "File too large" in caplog.text
 
 
 def test_from_a_trial_s_state_it_is_the_same_training(from_trial: TrainingJob, tmp_path: Path) -> None:

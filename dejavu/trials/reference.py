@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float] | None:
     if is_gone:
         return None
     losses = reference_losses(job)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, losses)
+    with suppress(OSError):  # a full disk: they are computed again the next time
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, losses)
     return losses
 
 
