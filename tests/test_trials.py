@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -18,9 +19,12 @@ from types import SimpleNamespace
 import distributed
 import psutil
 import pytest
+import torch
+from torch import nn
 
 from dejavu.init import Draw
 from dejavu.runtime.single import probe, train_single
+from dejavu.runtime.state import CheckpointError, save_trial
 from dejavu.trials import (
     Rung,
     TrialError,
@@ -39,7 +43,7 @@ from dejavu.trials import (
 )
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
-from dejavu.trials.spec import MOST_ATTEMPTS, split_key
+from dejavu.trials.spec import MOST_ATTEMPTS, Keys, split_key
 from dejavu.workload import (
     GradientSettings,
     OptimizerSettings,
@@ -143,8 +147,28 @@ def test_a_diverging_trial_fails_alone(client: distributed.Client, tiny: Workloa
     results = run_trials(client, specs, tmp_path)
     assert "the loss was" in results[0].failure and results[0].state == ""
     assert best(results) == results[1]
-    with pytest.raises(TrialError, match="none of 1 trials gave a finite loss; the first: the loss was"):
+    with pytest.raises(TrialError, match="none of 1 trials succeeded; the first: the loss was"):
         best(results[:1])
+
+
+def test_a_state_that_cannot_be_written_is_named(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    """The disk's fault is not called the loss's."""
+    (spec,) = specs_of(tiny, 1)
+    state = tmp_path / f"{Keys().of(spec)}.safetensors"
+    state.mkdir()
+    results = run_trials(client, [spec], tmp_path)
+    with pytest.raises(TrialError) as raised:
+        best(results)
+    assert str(raised.value).startswith(f"none of 1 trials succeeded; the first: {state} was not saved: ")
+    module = nn.Linear(64, 64)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:  # what safetensors says of a full disk is no OSError
+        with pytest.raises(CheckpointError, match=r"full\.safetensors was not saved: .*File too large"):
+            save_trial(tmp_path / "full.safetensors", module, torch.optim.SGD(module.parameters()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("*full.safetensors*"))
 
 
 def test_a_trial_that_raises_is_told_and_the_others_go_on(
@@ -528,7 +552,7 @@ def test_all_diverging_is_said_with_the_first_reason(
     client: distributed.Client, rungs: Workload, tmp_path: Path
 ) -> None:
     wild = rungs.model_copy(update={"optimizer": OptimizerSettings(name="sgd", learning_rate=1e30)})
-    with pytest.raises(TrialError, match="none of 11 trials gave a finite loss; the first: the loss was"):
+    with pytest.raises(TrialError, match="none of 11 trials succeeded; the first: the loss was"):
         search_initialization(client, wild, tmp_path)
     with pytest.raises(TrialError, match=r"none of 11 trials .* the gradient norm was 0 at step 0"):
         search_initialization(client, of_model(rungs, "dead"), tmp_path)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -215,7 +215,11 @@ def belongs(name: str, layers: set[str]) -> bool:
 
 
 def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a whole model's state atomically as one safetensors file."""
+    """Write a whole model's state atomically as one safetensors file.
+
+    Raises:
+        CheckpointError: it could not be written, for example on a full disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -228,6 +232,8 @@ def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) 
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} was not saved: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
 

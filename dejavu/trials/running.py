@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import distributed
 
 from dejavu.foundation.dask_workers import workers_of
+from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw, Probe
 from dejavu.trials.clients import CONNECT_SECONDS, GPU
 from dejavu.trials.halving import running_loss
@@ -232,7 +233,7 @@ class Pool(Source):
         if asked.future.status != "error":
             return None
         error = asked.future.exception()
-        why = str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"
         attempts = len(list(self.folder.glob(f"{asked.key}{ATTEMPT}*")))
         if isinstance(error, distributed.KilledWorker):
             own = attempts - self._attempts_before[asked.key]
@@ -364,5 +365,5 @@ def best(results: Sequence[TrialResult]) -> TrialResult:
     usable = [result for result in results if math.isfinite(result.score)]
     if not usable:
         why = results[0].failure if results else "there were none"
-        raise TrialError(f"none of {len(results)} trials gave a finite loss; the first: {why}")
+        raise TrialError(f"none of {len(results)} trials succeeded; the first: {why}")
     return min(usable, key=lambda result: result.score)

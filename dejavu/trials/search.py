@@ -117,7 +117,7 @@ def remembered_search(
         None where some trial has to be run; then `on_result` and `on_rung` were not called.
 
     Raises:
-        TrialError: no trial gave a finite loss.
+        TrialError: no trial succeeded.
         InputError: the workload's proposer or schemes are unknown.
     """
     began, told = time.perf_counter(), list[Callable[[], None]]()
