@@ -375,6 +375,9 @@ def old(tmp_path: Path) -> Path:
         write(folder / ".dejavu" / "trials" / f"{trial}-3.safetensors", os.urandom(1000))
         write(folder / ".dejavu" / "trials" / f"{trial}-3.json", "{}")
     then = time.time() - (KEPT_DAYS + 1) * DAY_SECONDS
+    aside = write(folder / ".dejavu" / ".artifact-old" / "report.html", "x").parent
+    os.utime(aside, (then, then))
+    write(folder / ".dejavu" / ".artifact-new" / "report.html", "x")
     for name in ("prefect/storage/old", "logs/old.log"):
         os.utime(write(folder / ".dejavu" / name, "x" * 10), (then, then))
     for name in ("prefect/storage/new", "logs/new.log"):
@@ -393,6 +396,7 @@ def test_gc_keeps_the_newest_runs_and_what_they_start_from(old: Path) -> None:
         "trial state": 2,
         "cached result": 1,
         "old log": 1,
+        "unfinished record": 1,
     }
     assert found["trial state"].size_bytes == 2000
     assert str(found["cached result"]) == "1 cached result, 10 B"
@@ -422,7 +426,8 @@ def test_gc_leaves_a_run_that_is_kept_elsewhere(linked: int, old: Path, tmp_path
 def test_a_dry_run_deletes_nothing(old: Path) -> None:
     before = contents(old)
     found = clean(old, keep=0, dry_run=True)
-    assert {one.what: len(one.paths) for one in found} == {"run": 5, "trial state": 4, "cached result": 1, "old log": 1}
+    counts = {"run": 5, "trial state": 4, "cached result": 1, "old log": 1, "unfinished record": 1}
+    assert {one.what: len(one.paths) for one in found} == counts
     assert contents(old) == before
 
 
@@ -434,7 +439,7 @@ def test_a_run_that_was_resumed_is_a_new_one(old: Path) -> None:
 
 def test_gc_of_an_empty_project(tmp_path: Path) -> None:
     assert clean(tmp_path, keep=10) == []
-    assert [one.paths for one in leftovers(tmp_path, 0)] == [()] * 4
+    assert [one.paths for one in leftovers(tmp_path, 0)] == [()] * 5
 
 
 @pytest.mark.integration

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dejavu.foundation.errors import interrupt_of
-from dejavu.foundation.processes.files import finite
+from dejavu.foundation.processes.files import ASIDE, finite
 from dejavu.track.database import local_path
 from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
 from dejavu.track.server import FAILURE_TAG, Server
@@ -219,7 +219,7 @@ class Run:
         work = self._recorder.folder.parent  # of the project: temporary files may be on a disk that is small or full
         try:
             work.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".artifact-", dir=work) as folder:
+            with tempfile.TemporaryDirectory(prefix=ASIDE, dir=work) as folder:
                 path = Path(folder) / Path(name).name
                 write(path)
                 self._record_artifact(path, Path(name))

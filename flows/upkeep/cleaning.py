@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dejavu.foundation.processes.files import ASIDE
 from dejavu.foundation.units import format_bytes, plural
 from dejavu.launch.training_lock import alone_in
 from flows import service_record
@@ -69,11 +70,15 @@ def leftovers(project: Path, keep: int, now_seconds: float | None = None) -> lis
     results = [path for path in _files(state / "prefect" / "storage") if path.stat().st_mtime < before]
     written = {Path(process.log).name for process in _running(project)}
     logs = [path for path in _files(state / "logs") if path.stat().st_mtime < before and path.name not in written]
+    asides = [
+        path for path in state.glob(f"{ASIDE}*") if path.stat().st_mtime < before
+    ]  # of processes that were killed
     return [
         _sized("run", old),
         _sized("trial state", states),
         _sized("cached result", results),
         _sized("old log", logs),
+        _sized("unfinished record", asides),
     ]
 
 

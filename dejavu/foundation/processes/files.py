@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+ASIDE = ".artifact-"  # how folders in .dejavu begin in which an artifact is made before it is recorded
+
 
 def write_json(path: Path, content: Any) -> None:
     """Write a file atomically."""
