@@ -70,15 +70,13 @@ def leftovers(project: Path, keep: int, now_seconds: float | None = None) -> lis
     results = [path for path in _files(state / "prefect" / "storage") if path.stat().st_mtime < before]
     written = {Path(process.log).name for process in _running(project)}
     logs = [path for path in _files(state / "logs") if path.stat().st_mtime < before and path.name not in written]
-    asides = [
-        path for path in state.glob(f"{ASIDE}*") if path.stat().st_mtime < before
-    ]  # of processes that were killed
+    of_killed = [path for path in state.glob(f"{ASIDE}*") if path.stat().st_mtime < before]
     return [
         _sized("run", old),
         _sized("trial state", states),
         _sized("cached result", results),
         _sized("old log", logs),
-        _sized("unfinished record", asides),
+        _sized("unfinished record", of_killed),
     ]
 
 
