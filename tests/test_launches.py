@@ -173,6 +173,17 @@ def test_of_compiled_layers_and_cores_nothing_is_known(tmp_path: Path) -> None:
     assert pace_of(ProfileDatabase(tmp_path), replace(H100, kind="cpu")) is None
 
 
+@pytest.mark.parametrize("name", [name for name, device in catalogue().items() if device.kind != "cpu"])
+def test_every_gpu_waits_for_its_host(name: str, tmp_path: Path) -> None:
+    """Whose it is, AMD's as well: the same host launches through the same torch."""
+    graph, device = graph_of("gpt"), catalogue()[name]
+    predicted = Predicted(ProfileDatabase(tmp_path), OptimizerSettings())
+    for way in PASSES:
+        kernels = layer_kernels(graph.layers[1], way, graph.dtype, OptimizerSettings())
+        found = predicted.estimate(graph.layers[1], way, graph, device)
+        assert found is not None and found.seconds >= launching_seconds(graph.layers[1], way, kernels, KNOWN)
+
+
 def test_an_estimate_is_moved_up_only() -> None:
     estimate = Estimate(2.0, 1.0, 3.0, "learned")
     assert no_faster(estimate, 0.0) is estimate

@@ -226,9 +226,9 @@ class Profiler:
             step(f"launches on {device_type}")
             yield from measure_launches(device_type)
 
-        if self.cluster.kind == "cuda":
+        if self.cluster.kind != "cpu":
             return self._all_or_nothing("launch", "", device_type, measure_host)
-        if num_devices < 2 or self.cluster.kind != "cpu":
+        if num_devices < 2:
             return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("pass", "", device_type, measure)
 

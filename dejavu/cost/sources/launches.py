@@ -87,9 +87,9 @@ def pace_of(database: ProfileDatabase, device: DeviceType) -> Pace | None:
     A process differs from the next one on its host as much as hosts do: trainings on two machines took 1.0 and up to
     1.7 times what followed from the pace measured there, and 1.0 to 1.3 times what the known one gives (steps in 16
     bits).
-    None: no GPU's.
+    Hosts of AMD's GPUs, of which none was measured, launch through the same torch. None: no GPU's.
     """
-    if device.kind != "cuda":
+    if device.kind == "cpu":
         return None
     rows = database.latest(kind="launch", device_type=device.name)
     found = {row.subject: row.seconds for row in sorted(rows, key=lambda row: row.measured_at)}
