@@ -227,6 +227,23 @@ def test_a_model_that_is_not_what_it_builds_is_found_out(
         check_model(digits)
 
 
+class Recurs(nn.Module):
+    """An LSTM, of whose products torch has no formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read: torch.Tensor = self.cells(x.view(-1, 8, 8))[0]
+        return read.flatten(1)
+
+
+def test_a_model_with_an_lstm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "mine", partial(OneLayerIsWrong, middle=Recurs))
+    check_model(Workload(model="mine", data="digits", batch_size=8, num_microbatches=2, trials={"count": 0}))
+
+
 def test_the_cases_need_no_pytest() -> None:
     code = "import dejavu.testing, sys; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dejavu.foundation.tracing.recurrent import RecurrentLayer
 from dejavu.graphs.capture import capture
 from dejavu.init import Draw, draw_layer
 from dejavu.testing.expect import expect
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
+
+
+def _lstm_flops(inputs: tuple[int, int, int], _: Any, recurrent_weight: tuple[int, int], *__: Any, **___: Any) -> float:
+    return RecurrentLayer(*inputs, recurrent_weight[1]).forward_flops()
+
+
+_NO_FORMULA_OF_TORCH: dict[Any, Any] = {torch.ops.aten.mkldnn_rnn_layer: _lstm_flops}
 
 
 def check_model(workload: Workload) -> None:
@@ -47,7 +56,8 @@ def capture_tells_what_its_layers_do(workload: Workload) -> None:
     x, target = dataset_of(workload).batch(0, workload.microbatch_size, seed=0)
     for layer in graph.layers:
         # The math path counts attention's two products.
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        counting = FlopCounterMode(display=False, custom_mapping=_NO_FORMULA_OF_TORCH)
+        with counting as counter, sdpa_kernel(SDPBackend.MATH):
             x = modules[layer.name](x)
         told, size, flops = (
             f"{workload.model}, layer {layer.name!r}",
