@@ -196,6 +196,19 @@ def test_hooks_of_weights_that_replicas_have_are_named(parts: int, tmp_path: Pat
     assert what_replicas_do_apart(job) == (said if parts > 1 else "")
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("model", "layer"), [("Centring", "1"), ("wide_stack", "")])
+def test_buffers_that_replicas_change_are_named(model: str, layer: str, parts: int, tmp_path: Path) -> None:
+    """Each keeps the mean of what its own examples give, where one process has that of the whole microbatch."""
+    workload = Workload(model=f"tests.own_models:{model}", data="digits", batch_size=4, num_microbatches=1)
+    job = job_of(workload, tmp_path, ())
+    (alone,) = job.binding.plan.stages
+    all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
+    job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
+    said = f"Layer {layer!r} changes its buffers, each replica by its own examples"
+    assert what_replicas_do_apart(job) == (said if layer and parts > 1 else "")
+
+
 DRAWING: dict[str, tuple[str, dict[str, float], str]] = {  # a model, its options, and its first layer that draws
     "modules": ("with_dropout", {}, "2"),
     "a traced graph, and in attention": ("Decoder", {"dropout": 0.5}, "blocks_0"),

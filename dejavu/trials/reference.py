@@ -17,12 +17,14 @@ from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
 from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.moe import Experts as ExpertsOfCapacity
 from dejavu.workload.pretrained import fingerprint
 
@@ -90,7 +92,24 @@ def what_replicas_do_apart(job: TrainingJob) -> str:
     parts = job.binding.plan.stages[-1].configuration.example_parts
     if parts > 1 and not _is_mean_of_parts(job, parts):
         return f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
+    inputs = boundaries(job.workload)
+    for stage in job.binding.plan.stages:
+        for position in range(stage.start, stage.stop) if stage.configuration.example_parts > 1 else ():
+            builder = pairs[position][0]
+            if _changes_buffers(builder, inputs[position], DTYPES[job.workload.dtype]):  # of a count it does not matter
+                return f"Layer {builder.name!r} changes its buffers, each replica by its own examples"
     return ""
+
+
+def _changes_buffers(builder: LayerBuilder, x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a layer's forward pass writes to a buffer, or gives it another tensor."""
+    with fake_tensors(allow_non_fake_inputs=True):
+        layer = builder.build()
+        to_dtype_of_fake(layer, dtype)
+        before = {name: (one, one._version) for name, one in layer.named_buffers()}
+        layer(torch.empty(x.shape, dtype=x.dtype))
+        after = {name: (one, one._version) for name, one in layer.named_buffers()}
+        return any(one is not after[name][0] or version != after[name][1] for name, (one, version) in before.items())
 
 
 def _is_mean_of_parts(job: TrainingJob, parts: int) -> bool:
