@@ -840,10 +840,16 @@ class Scaled(nn.Module):
         self.register_buffer("mean", torch.zeros(16))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("same_mean", self.mean)
+        if way == "views":
+            self.register_buffer("first", self.mean[:8])
+            self.register_buffer("last", self.mean[8:])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and self.way == "in place":
             self.mean.lerp_(x.detach().mean(0), 0.5)
+        elif self.training and self.way == "views":
+            self.last.lerp_(x.detach().mean(0)[8:], 0.5)
+            self.first.lerp_(x.detach().mean(0)[:8], 0.5)
         elif self.training and self.way == "data":
             self.mean.data.lerp_(x.detach().mean(0), 0.5)
         elif self.training:

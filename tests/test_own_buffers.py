@@ -60,6 +60,22 @@ def test_gradients_are_those_of_one_microbatch_after_the_other(way: str, recompu
             torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-4, msg=f"{order}: {name}")
 
 
+def test_views_of_a_buffer_stay_views_of_it() -> None:
+    """A mean kept in one tensor, or written to by views of its halves, is the same; it stayed as it began."""
+    ways = ("in place", "views")
+    found = [dict(gradients(build_layers(scaling(way), Draw(), CPU), scaling(way), "1f1b")) for way in ways]
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, atol=1e-6, rtol=1e-6, msg=name)
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_that_changes_views_of_a_buffer_is_refused() -> None:
+    layers = build_layers(workload := scaling("views"), Draw(), CPU)
+    compile_layers(layers)
+    with pytest.raises(ChangedBufferError, match=r"layer '1' changes buffers that are views of one another, .* false"):
+        layers(dataset_of(workload).batch(0, MICROBATCH_SIZE, seed=0)[0])
+
+
 @pytest.mark.slow
 def test_a_compiled_layer_that_changes_a_buffer_now_and_then_is_refused() -> None:
     workload = scaling("in place")

@@ -21,7 +21,7 @@ CACHE, TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR", "torchinductor_"  # a folder in /
 
 
 class ChangedBufferError(DejavuError):
-    """A compiled layer changes a buffer in some of its forward passes alone."""
+    """A compiled layer changes buffers in a way that torch's compiler may make wrong gradients of."""
 
 
 def check_compiler() -> None:
@@ -85,6 +85,11 @@ def _compiled(name: str, layer: nn.Module) -> Run:
             devices = [x.device] if x.is_cuda else []
             with torch.no_grad(), torch.random.fork_rng(devices), BuffersBefore(layer), own.looking():
                 plain(x)
+            if own.changes_views:
+                raise ChangedBufferError(
+                    f"layer {name!r} changes buffers that are views of one another, of which what torch compiles may "
+                    "have wrong gradients; wanted one buffer, or compile: false"
+                )
         versions = [(buffer, one, one._version) for buffer, one in layer.named_buffers()]
         output = (on_copies if own.changed else whole)(x)
         for buffer, one, version in versions:

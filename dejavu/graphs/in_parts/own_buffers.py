@@ -10,6 +10,7 @@ from torch import nn
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 Places = tuple[tuple[nn.Module, str], ...]  # of one tensor: the modules that hold it, and its name in each
+Group = tuple[Places, ...]  # of tensors in the same memory, as a table and a view of its rows: mostly one
 
 
 class OwnBuffers:
@@ -24,7 +25,7 @@ class OwnBuffers:
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
-        self.changed: tuple[Places, ...] | None = None
+        self.changed: tuple[Group, ...] | None = None
 
     def run(self, run: Run, x: torch.Tensor) -> torch.Tensor:
         """Run the layer's forward pass."""
@@ -36,30 +37,39 @@ class OwnBuffers:
         self.renew()
         return run(x)
 
+    @property
+    def changes_views(self) -> bool:
+        """Whether forward passes change buffers that share their memory."""
+        return any(len(group) > 1 for group in self.changed or ())
+
     def renew(self) -> None:
         """Put copies in the places of what forward passes change. Torch's compiler traces this, too."""
-        for places in self.changed or ():
-            _set(places, getattr(*places[0]).clone())
+        for group in self.changed or ():
+            for places, copy in zip(group, _copied(_tensors(group)), strict=True):
+                _set(places, copy)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """See what the forward pass inside changes, of which all buffers are copies."""
-        held = _places(self._layer)
-        before = [getattr(*places[0]) for places in held]
-        copies = [one.clone() for one in before]
-        versions = [one._version for one in copies]
-        for places, copy in zip(held, copies, strict=True):
-            _set(places, copy)
+        groups = _groups(self._layer)
+        before = [_tensors(group) for group in groups]
+        copied = [_copied(tensors) for tensors in before]
+        versions = [[copy._version for copy in copies] for copies in copied]
+        for group, copies in zip(groups, copied, strict=True):
+            for places, copy in zip(group, copies, strict=True):
+                _set(places, copy)
         yield
-        changed = list[Places]()
-        for places, old, copy, version in zip(held, before, copies, versions, strict=True):
-            if getattr(*places[0]) is not copy:  # the layer has put another there
-                continue
+        changed = list[Group]()
+        for group, olds, copies, counts in zip(groups, before, copied, versions, strict=True):
+            # Where the layer has put another tensor there, it stays.
+            rows = zip(group, olds, copies, counts, strict=True)
+            kept = [row for row in rows if getattr(*row[0][0]) is row[2]]
             # By its values, too: torch counts no changes by a batch norm, nor any of `.data`.
-            if copy._version != version or not torch.equal(copy, old):
-                changed.append(places)
+            if any(copy._version != version or not torch.equal(copy, old) for _, old, copy, version in kept):
+                changed.append(tuple(places for places, *_ in kept))
             else:
-                _set(places, old)
+                for places, old, *_ in kept:
+                    _set(places, old)
         self.changed = tuple(changed)
 
 
@@ -97,10 +107,30 @@ def _put(held: list[tuple[nn.Module, dict[str, torch.Tensor | None]]]) -> None:
         part._buffers.update(own)
 
 
-def _places(layer: nn.Module) -> list[Places]:
+def _tensors(group: Group) -> list[torch.Tensor]:
+    return [getattr(*places[0]) for places in group]
+
+
+def _copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of tensors in the same memory, which are in the same memory again."""
+    if len(tensors) == 1:
+        return [tensors[0].clone()]
+    ends = [
+        one.storage_offset() + sum((n - 1) * s for n, s in zip(one.shape, one.stride(), strict=True)) for one in tensors
+    ]
+    memory = tensors[0].as_strided((max(ends) + 1,), (1,), 0).clone()
+    return [memory.as_strided(one.shape, one.stride(), one.storage_offset()) for one in tensors]
+
+
+def _groups(layer: nn.Module) -> list[Group]:
     found: dict[int, list[tuple[nn.Module, str]]] = {}
+    memories: dict[object, list[int]] = {}
     for part, own in _held(layer):
         for name, one in own.items():
-            if one is not None:
-                found.setdefault(id(one), []).append((part, name))
-    return [tuple(places) for places in found.values()]
+            if one is None:
+                continue
+            if id(one) not in found:
+                memory = (one.untyped_storage()._cdata, one.dtype) if one.numel() else id(one)
+                memories.setdefault(memory, []).append(id(one))
+            found.setdefault(id(one), []).append((part, name))
+    return [tuple(tuple(found[one]) for one in together) for together in memories.values()]
