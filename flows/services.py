@@ -128,7 +128,7 @@ def _say_watching(services: Services, say: Say) -> None:
 
 def _up(project: Path, wanted: Services, say: Say) -> Services:
     found = recorded(project)
-    if found and found.dead != SERVICES:
+    if found and (found.dead != SERVICES or runs_of(found.token)):  # a training goes on without them
         _check_wanted(found, wanted)
         if missing := found.missing:
             say(f"starting again what is no longer there: {', '.join(missing)}; what else runs goes on")

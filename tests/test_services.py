@@ -31,7 +31,7 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import foreground, server_settings, service_record, services
 from flows.__main__ import app
 from flows.prefect_api import CANCEL_SECONDS, HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
-from flows.processes import TOKEN, RecordedProcess, end, family, has_ended, is_free
+from flows.processes import RUN, TOKEN, RecordedProcess, end, family, has_ended, is_free
 from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
 
@@ -605,6 +605,26 @@ def test_runs_without_a_worker_are_said(
     said: list[str] = []
     up(project, said)
     assert any("cannot be cancelled" in line for line in said) == (dead == "worker" and bool(runs))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_run_goes_on_where_all_services_have_ended(trains: bool, stand_ins: tuple[Path, list[str]]) -> None:
+    """`dejavu up` ended it, and said that what was recorded had already ended."""
+    project, _ = stand_ins
+    now, said = up(project, prefect_port=free_port(), mlflow_port=free_port()), list[str]()
+    own = {TOKEN: now.token, RUN: "a"} if trains else {}
+    run = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, **own})
+    try:
+        for name in service_record.SERVICES:
+            kill(now, name)
+        again = up(project, said)
+        assert run.poll() is None
+        assert (again.token == now.token) == trains
+        assert ("what was recorded had already ended" in said) != trains
+        assert any("cannot be cancelled" in line for line in said) == trains
+    finally:
+        run.kill()
+        run.wait()
 
 
 def test_a_watch_goes_on_when_deployments_are_made_again(
