@@ -142,6 +142,13 @@ def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMI
     _wait(left, terminate_seconds)
 
 
+def end_with_children(processes: Sequence[psutil.Process]) -> None:
+    """End first those that are no child of another of them: they end their children and say how. Then the others."""
+    pids = {process.pid for process in processes}
+    end([process for process in processes if _parent_of(process) not in pids])
+    end(processes)
+
+
 def has_ended(process: psutil.Process) -> bool:
     """Return whether it has ended; a zombie has."""
     try:
@@ -183,6 +190,13 @@ def listens(parent: RecordedProcess, port: int) -> bool:
 
 def _is_listening(connection: Any, port: int) -> bool:
     return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
+
+
+def _parent_of(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.launch.training_lock import Holder, holder_in
 from flows import server_settings
 from flows.prefect_api import (
     HEARTBEAT_SECONDS,
@@ -31,7 +32,18 @@ from flows.prefect_api import (
     watching,
     worker_is_online,
 )
-from flows.processes import TOKEN, child_environment, end, family, is_free, listener, listens, runs_of, start
+from flows.processes import (
+    TOKEN,
+    child_environment,
+    end,
+    end_with_children,
+    family,
+    is_free,
+    listener,
+    listens,
+    runs_of,
+    start,
+)
 from flows.room import check_room
 from flows.server_settings import LOOPBACK, check_given, check_host, given
 from flows.service_record import (
@@ -237,7 +249,9 @@ def _start(project: Path, services: Services, say: Say) -> Services:
 
 
 def _stop(project: Path, services: Services, say: Say) -> None:
-    """Stop flow runs and their worker first, while the server can still record how they end; then the servers.
+    """Stop flow runs first, while the server can still record how they end; then the servers.
+
+    The worker is killed before them: by SIGTERM it ends and kills its runs, which then record nothing.
 
     Args:
         project: the folder where they are recorded; they may have been started before it was moved to there.
@@ -245,11 +259,15 @@ def _stop(project: Path, services: Services, say: Say) -> None:
     servers = [process for process in services.processes if process.name != "worker"]
     keep = {process.pid for process in family(servers)}
     ended = {process.name for process in services.processes if process.find()}
+    holder, stopped = holder_in(project), set[int]()
     for _ in range(3):  # a run may start another process while it is being stopped
         runs = [process for process in family(services.processes, services.token) if process.pid not in keep]
         if not runs:
             break
-        end(runs)
+        stopped |= {process.pid for process in runs}
+        worker = {process.pid for one in services.processes if one.name == "worker" and (process := one.find())}
+        end([process for process in runs if process.pid in worker], terminate_seconds=0.0)
+        end_with_children([process for process in runs if process.pid not in worker])
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
     if prefect_runs and answers_at(services.health_urls[0]):  # the port may be another project's by now
         try:
@@ -263,6 +281,19 @@ def _stop(project: Path, services: Services, say: Say) -> None:
         toml.unlink()
     record_path(project).unlink(missing_ok=True)
     say(f"stopped: {', '.join(sorted(ended))}" if ended else "what was recorded had already ended")
+    if holder is not None and holder.pid in stopped:
+        _say_ended(project, holder, say)
+
+
+def _say_ended(project: Path, holder: Holder, say: Say) -> None:
+    """Say which run was ended with the services and, of a training, how it goes on."""
+    from dejavu.launch.running import status_of  # with torch
+    from flows.recorded.status import status_lines
+
+    say(f"ended with them: {holder}")
+    if holder.training:
+        for line in status_lines(status_of(project))[1:3]:
+            say(line)
 
 
 def _end_left_over(services: Services, missing: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.start import start_seconds
+from dejavu.launch.training_lock import holder_in
 from flows import foreground, server_settings, service_record, services
 from flows.__main__ import app
 from flows.prefect_api import CANCEL_SECONDS, HEARTBEAT_SECONDS, SILENCE_SECONDS, Watch, start_watching, watching
@@ -625,6 +626,52 @@ def test_a_run_goes_on_where_all_services_have_ended(trains: bool, stand_ins: tu
     finally:
         run.kill()
         run.wait()
+
+
+KILLS_ITS_RUN = """
+import signal, subprocess, sys, time
+run = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+
+def end(*_):
+    run.kill()
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+time.sleep(600)
+"""
+TRAINS = """
+import signal, subprocess, sys, time
+from pathlib import Path
+from dejavu.launch.training_lock import alone_in
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+def end(*_):
+    time.sleep(0.5)
+    Path("rank").write_text(str(rank.poll()))
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+with alone_in(Path.cwd(), "gpt on desk"):
+    time.sleep(600)
+"""
+
+
+def test_down_leaves_a_run_the_time_to_record_its_end_and_says_what_it_ended(
+    stand_ins: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's worker kills its runs when it is asked to end; `down` said nothing of a training that it ended."""
+    project, _ = stand_ins
+    monkeypatch.setattr(services, "_worker_command", lambda: [sys.executable, "-c", KILLS_ITS_RUN, TRAINS])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    up(project, prefect_port=free_port(), mlflow_port=free_port())
+    assert eventually(lambda: holder_in(project) is not None)
+    holder, said = holder_in(project), list[str]()
+    services.down(project, say=said.append)
+    assert (project / "rank").read_text() == "None"  # it still had its ranks when it was asked to end
+    assert said == ["stopped: mlflow, prefect, worker", f"ended with them: {holder}"]
+    said.clear()
+    services.down(project, say=said.append)
+    assert said == ["nothing is running"]
 
 
 def test_a_watch_goes_on_when_deployments_are_made_again(
