@@ -76,7 +76,7 @@ def replan(
     before = notes.planned
     try:
         now = look()
-    except InputError as error:  # a file that is being edited, or no host has a worker: said once, not at every look
+    except InputError as error:  # the file is wrong, or no worker or scheduler is there: said once, not at every look
         last = notes.last
         if last is None or last.why != str(error):
             with gc_frozen():

@@ -10,6 +10,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.foundation.errors import InputError
 from dejavu.watching import (
     Notes,
     as_present,
@@ -28,16 +29,22 @@ def look_at_cluster(file: Path, dask: str, notes: Notes | None = None) -> Cluste
 
     Args:
         notes: also try the links between the workers' hosts; what is usual is kept there.
+
+    Raises:
+        InputError: the file has a mistake, no host has a worker, or no scheduler answers: nothing is there to plan for.
     """
     cluster = load_cluster(file)
     if dask:
-        from dejavu.trials import client_of  # with torch: seconds
+        from dejavu.trials import TrialError, client_of  # with torch: seconds
 
-        with client_of(dask) as client:
-            workers = look_at_workers(client)
-            cluster = as_present(cluster, workers)
-            if notes is not None:
-                cluster = _with_links_tried(cluster, client, workers_by_host(cluster, workers), notes)
+        try:
+            with client_of(dask) as client:
+                workers = look_at_workers(client)
+                cluster = as_present(cluster, workers)
+                if notes is not None:
+                    cluster = _with_links_tried(cluster, client, workers_by_host(cluster, workers), notes)
+        except TrialError as error:
+            raise InputError(str(error)) from error
     counts = ", ".join(f"{count} × {name}" for name, count in cluster.device_counts.items())
     get_run_logger().info("cluster %s, as it is now: %s", cluster.name, counts)
     return cluster

@@ -32,6 +32,7 @@ from flows.recorded.decisions import decisions_table
 from tasks import deciding
 from tasks.deciding import without_plan
 from tasks.watching import look_at_cluster
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.yaml"))
@@ -578,6 +579,22 @@ def test_a_cluster_file_with_a_mistake_fails_one_look(
             assert not looking._to_announce
     assert [one.why for one in Notes.decisions(tmp_path / ".dejavu")] == said
     assert {one.decided for one in Notes.decisions(tmp_path / ".dejavu")} <= {"planned", "no plan", "kept"}
+
+
+def test_a_scheduler_that_does_not_answer_fails_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look failed, once a minute, and `dejavu replans` had nothing of it."""
+    cluster_of(tmp_path, TWO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dejavu.trials.clients.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.look_at_cluster", look_at_cluster.fn)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with pytest.raises(InputError, match=f"no Dask scheduler answers at {address}"):
+        looking.replan.fn(dask=address)
+    assert f"no Dask scheduler answers at {address}" in looking.replan.fn(dask=address).message
+    (decision,) = Notes.decisions(tmp_path / ".dejavu")
+    assert decision.decided == Decided.NONE
 
 
 def test_a_question_is_the_same_however_its_cluster_file_is_written(
