@@ -136,10 +136,14 @@ def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMI
     """Send SIGTERM, wait `terminate_seconds`, then send SIGKILL."""
     for process in processes:
         _signal(process, kill=False)
-    left = _wait(processes, terminate_seconds)
-    for process in left:
+    kill(_wait(processes, terminate_seconds), seconds=terminate_seconds)
+
+
+def kill(processes: Sequence[psutil.Process], *, seconds: float = TERMINATE_SECONDS) -> None:
+    """Send SIGKILL, and wait so long at most."""
+    for process in processes:
         _signal(process, kill=True)
-    _wait(left, terminate_seconds)
+    _wait(processes, seconds)
 
 
 def end_with_children(processes: Sequence[psutil.Process]) -> None:

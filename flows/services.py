@@ -39,6 +39,7 @@ from flows.processes import (
     end_with_children,
     family,
     is_free,
+    kill,
     listener,
     listens,
     runs_of,
@@ -266,7 +267,7 @@ def _stop(project: Path, services: Services, say: Say) -> None:
             break
         stopped |= {process.pid for process in runs}
         worker = {process.pid for one in services.processes if one.name == "worker" and (process := one.find())}
-        end([process for process in runs if process.pid in worker], terminate_seconds=0.0)
+        kill([process for process in runs if process.pid in worker])
         end_with_children([process for process in runs if process.pid not in worker])
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
     if prefect_runs and answers_at(services.health_urls[0]):  # the port may be another project's by now
