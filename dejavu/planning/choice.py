@@ -31,8 +31,8 @@ class Considered:
 
     Attributes:
         search: its name; `remembered` for a plan that was trained before, `bound` for one found while bounding,
-            `slow links` and `one node` for those found because links are slow, `both ways` and `slices` for those that
-            were compared besides.
+            `annealing` for one found near another by the simulated step, `slow links` and `one node` for those found
+            because links are slow, `both ways` and `slices` for those that were compared besides.
         answer: None for all of these.
         candidates: its plan under the schedules that can run it, on its devices; those that fit first, then by
             predicted step.

@@ -16,6 +16,7 @@ from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.registry import named
 from dejavu.foundation.units import format_bound, format_seconds, plural
 from dejavu.parallelism import Parallelism
+from dejavu.planning.annealing import annealed
 from dejavu.planning.candidates import LONG_WAITING, TIE, Candidate, Simulator, ranked
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.loops import load_compiled_loops
@@ -38,9 +39,13 @@ from dejavu.workload.slices import slice_lengths
 
 REMEMBERED = "remembered"
 MET = "bound"  # found while bounding the simulated step
+ANNEALED = "annealing"  # found near other plans, by the simulated step
 FILLED, ONE_NODE = "slow links", "one node"  # found where messages have to leave nodes, or where none has to
 QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
 MOST_POLISHED = 4  # plans whose cuts are moved on their devices
+MOST_ANNEALED = 4  # plans from which others are looked for by their simulated step
+ANNEALING_SHARE = 0.15  # of the budget, at most, where a gap is left
+WORTH = 0.01  # of the best step: a smaller gap is not worth it
 
 
 Found = Callable[[float | None, float | None], None]
@@ -178,6 +183,8 @@ class _Planning:
         chosen = self.simulator.polished(best)
         waits = self.simulator.waiting(self.simulator.bound(chosen)) > LONG_WAITING
         raised = self._raised(bounds, chosen)
+        if not asked and any(bound.seconds < chosen.simulated_seconds * (1 - WORTH) for bound in raised.values()):
+            self._anneal(homes)
         other, best = self._fastest()  # maybe one that was found while bounding
         if ranked((chosen, best))[0] is not chosen:
             origin, chosen = other, self.simulator.polished(best)
@@ -379,6 +386,22 @@ class _Planning:
         found = bounds.raised(chosen.simulated_seconds)
         self._consider_met(found)
         return found
+
+    def _anneal(self, homes: Homes[Posed]) -> None:
+        """Look near the fastest plan of each schedule and number of microbatches, by the simulated step."""
+        places = {id(posed.priced): place for place, posed in enumerate(homes.kept)}
+        found = [one for row in self.rows for one in row.candidates if id(one.priced) in places and one.fits]
+        fastest = dict[tuple[str, int], Candidate]()
+        for one in ranked(one for one in found if not one.plan.both_ways):
+            fastest.setdefault((one.plan.schedule, one.plan.num_microbatches), one)
+        starts = list(fastest.values())[:MOST_ANNEALED]
+        self._tell("annealing", 0, len(starts))
+        seconds = ANNEALING_SHARE * self.request.budget_seconds * homes.num_homes / max(len(starts), 1)
+        calls = [(places[id(one.priced)], (one.plan, seconds, self.request.seed)) for one in starts]
+        for start, plans in zip(starts, homes.each(calls, annealed), strict=True):
+            near = [self.simulator.candidate(start.priced, plan) for plan in plans]
+            if near:
+                self.rows.append(Considered(ANNEALED, start.priced, None, tuple(ranked(near))))
 
     def _raised_by_nodes(self, raised: dict[int, SimulatedBound], best: Candidate) -> dict[int, SimulatedBound]:
         """Raise bounds where messages must leave nodes; plans found meanwhile are candidates.
