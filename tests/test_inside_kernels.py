@@ -14,7 +14,7 @@ from torch.nn import functional
 from benchmarks.cost._memory_rank import allocated_bytes
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.liveness import ARRIVING, OUTPUT, Footprint, footprint
-from tests.conftest import some
+from tests.conftest import some, spread
 
 SMALL = 512  # bytes: numbers and tables
 BLOCKS = 136 * 1024  # what oneDNN takes for blocks at most, whatever the sizes
@@ -172,7 +172,7 @@ def predicted(found: Footprint) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seed", some(range(8), [0]))
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", spread(LAYERS, 8))
 def test_no_kernel_takes_more_than_is_counted(name: str, seed: int) -> None:
     """At sizes that no rule has seen; and what is counted is not wildly more."""
     build, shape, words = LAYERS[name](random.Random(f"{name} {seed}"))

@@ -41,8 +41,10 @@ from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiling import launches
 from dejavu.profiling.launches import BACKWARD_UNITS, FORWARD_UNITS, WEIGHTS
 from dejavu.workload import OptimizerSettings, Workload
+from tests.conftest import some
 
 H100 = catalogue()["H100-SXM5-80GB"]
+GPUS = [name for name, device in catalogue().items() if device.kind != "cpu"]
 MODELS = {
     "gpt": {"num_blocks": 2, "width": 64, "num_heads": 4},
     "llama": {"num_blocks": 2, "width": 64, "num_heads": 4, "num_kv_heads": 2, "feedforward": 128},
@@ -173,7 +175,7 @@ def test_of_compiled_layers_and_cores_nothing_is_known(tmp_path: Path) -> None:
     assert pace_of(ProfileDatabase(tmp_path), replace(H100, kind="cpu")) is None
 
 
-@pytest.mark.parametrize("name", [name for name, device in catalogue().items() if device.kind != "cpu"])
+@pytest.mark.parametrize("name", some(GPUS, ["T4", "H100-SXM5-80GB", "MI300X"]))
 def test_every_gpu_waits_for_its_host(name: str, tmp_path: Path) -> None:
     """Whose it is, AMD's as well: the same host launches through the same torch."""
     graph, device = graph_of("gpt"), catalogue()[name]

@@ -155,7 +155,7 @@ def test_the_zoo_is_covered() -> None:
     assert {workload.data for workload in ZOO.values()} == set(DATASETS) - needs_files
 
 
-@pytest.mark.parametrize("name", spread(ZOO, 8))
+@pytest.mark.parametrize("name", spread(ZOO, 5))
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
 def test_every_model_is_what_capture_says(name: str, case: Callable[[Workload], None]) -> None:
     case(ZOO[name])
