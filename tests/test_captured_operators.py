@@ -19,6 +19,7 @@ from dejavu.operator_cuts.captured import CapturedOperators, captured_operators
 from dejavu.operator_cuts.dataflow import trace_flow
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
+from tests.conftest import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT: dict[str, Any] = {"synthetic": {"num_classes": 40}, "sequence_length": 12}
@@ -47,7 +48,7 @@ def captured(model: str, tmp_path: Path) -> CapturedOperators:
     return captured_operators(workload(model), device(), tmp_path, REPLICAS)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", spread(MODELS, 2))
 def test_operators_add_up_to_the_captured_layers(model: str, tmp_path: Path) -> None:
     found = captured(model, tmp_path)
     layers, graph = joined(found.arrays, list(found.layer_ends)), found.graph

@@ -16,6 +16,7 @@ from dejavu.cost.kernels import learned as learning
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight import problems_of
 from dejavu.importers.neusight.kernels import SIZE_COLUMNS
+from tests.conftest import some
 
 SPELLINGS = {
     "Tesla T4": ("tesla t4", "Tesla_T4", "T4", "T4 (2)"),
@@ -85,7 +86,7 @@ def test_other_names_of_a_device_change_nothing(tmp_path: Path, seed: int) -> No
         found(tmp_path, other.replace({"device": {names[0]: spelled}}), totals, train=spelled, test=names[0])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), [0]))
 @pytest.mark.parametrize("train, test", [("", ""), ("Tesla T4,Tesla V100-PCIE-32GB", "NVIDIA L4")])
 def test_rows_in_any_order_predict_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, train: str, test: str

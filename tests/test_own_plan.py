@@ -23,6 +23,7 @@ from dejavu.what_if import price_own_plan, read_plan
 from dejavu.what_if.own_plan import FEW, FOUND_HERE
 from dejavu.workload import Workload
 from flows.__main__ import app
+from tests.conftest import spread
 from tests.test_planning import NODES, WORKLOAD
 
 LAYERS = 6  # an embedding, four blocks, a head
@@ -242,7 +243,7 @@ def test_a_stage_whose_gradients_the_rule_cannot_combine_is_named(request_: Plan
             price_own_plan(work, Plan(tuple(spans), "1f1b", 4))
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("schedule", spread(sorted(SCHEDULES), 4))
 def test_a_planned_schedule_has_the_planners_prices(request_: PlanRequest, tmp_path: Path, schedule: str) -> None:
     choice: Choice = Planner().plan(replace(request_, searches=("exact",), schedules=(schedule,)))
     path = tmp_path / "plan.json"

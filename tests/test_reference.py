@@ -217,7 +217,7 @@ DRAWING: dict[str, tuple[str, dict[str, float], str]] = {  # a model, its option
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("kind", DRAWING)
+@pytest.mark.parametrize("kind", spread(DRAWING, 2))
 def test_dropout_of_a_part_of_a_microbatch_is_named(kind: str, parts: int, tmp_path: Path) -> None:
     model, options, layer = DRAWING[kind]
     data = {"data": "text", "sequence_length": 12} if model == "Decoder" else {"data": "digits"}
@@ -234,7 +234,7 @@ def test_dropout_of_a_part_of_a_microbatch_is_named(kind: str, parts: int, tmp_p
     assert said == (drawn if layer and parts > 1 else "")
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+@pytest.mark.parametrize("heads", some([1, 2, 3, 4], [1, 2]))
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp_path: Path) -> None:
     """What replicas find is averaged: a sum, or a mean of what is not ignored, is another loss than one process's."""

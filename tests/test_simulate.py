@@ -17,6 +17,7 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, actions, allowed_microbatches
 from dejavu.simulation import Event, Message, Simulation, StageSeconds, simulate, trace_rows
 from dejavu.simulation.blocking import BlockingMessages, simulate_blocking
+from tests.conftest import some
 
 CORE = StageConfiguration("core")
 LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}
@@ -210,7 +211,7 @@ def by_name(simulated: Simulation) -> dict[tuple[int, str], Event]:
 
 
 @every_case
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), [0]))
 def test_equals_the_slow_player(seed: int, schedule: str, num_stages: int, num_microbatches: int) -> None:
     question = random_question(seed, schedule, num_stages, num_microbatches)
     wanted, found = SlowPlayer(question).play(), by_name(question.simulated())

@@ -34,7 +34,7 @@ from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.models.user.cutting import cut
 from dejavu.workload.models.user.layer import TracedLayer
 from tests import own_models
-from tests.conftest import asked, some
+from tests.conftest import asked, some, spread
 from tests.test_export import alone, check, checkpointed
 from tests.test_models import load_parts
 from tests.test_world import together
@@ -71,7 +71,7 @@ def batch_of(workload: Workload, size: int) -> tuple[torch.Tensor, torch.Tensor]
     return dataset_of(workload).batch(0, size, seed=0)
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", spread(CUT, 3))
 def test_layers_compute_what_the_module_does(name: str) -> None:
     """For any number of examples, in training and in evaluation, and with all of its weights under its own names."""
     workload = workload_of(name)
