@@ -37,11 +37,12 @@ def steps_by_kind(priced: PricedProblem) -> dict[tuple[str, int], dict[Plan, flo
     return {kind: steps for kind, steps in found.items() if len(steps) >= FEWEST_PLANS}
 
 
-@pytest.mark.parametrize("first", spread(range(0, 64, 4), 1))
+@pytest.mark.parametrize("first", spread(range(0, 64, 8), 1))
 def test_from_the_slowest_plan_of_a_schedule_it_comes_to_about_the_fastest(first: int) -> None:
     reached = []
-    for priced in small(range(first, first + 4)):
-        for steps in steps_by_kind(priced).values():
+    with_plans = ((priced, kinds) for priced in small(range(first, first + 8)) if (kinds := steps_by_kind(priced)))
+    for priced, kinds in itertools.islice(with_plans, 3):
+        for steps in kinds.values():
             slowest = max(steps, key=steps.__getitem__)
             found = annealed(Posed(priced), slowest, LONG_SECONDS, first)
             assert set(found) <= set(steps), "of the same schedule and ranks, within devices and memory"
