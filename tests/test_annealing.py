@@ -21,6 +21,7 @@ from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 from tests.conftest import spread
+from tests.test_planning import WORKLOAD
 from tests.test_simulated_bound import small
 
 FEWEST_PLANS = 12  # of as many ranks: among fewer there is nothing to look for
@@ -69,15 +70,12 @@ links:
   default: {bandwidth: 100 Gbit/s, latency: 10 us}
   pairs: [{between: [a, a], bandwidth: 1 Gbit/s, latency: 200 us}]
 """
-GPT = {
-    "model": "gpt",
+SIZES = {
     "model_options": {"num_blocks": 10, "width": 512, "num_heads": 8},
-    "data": "synthetic",
     "synthetic": {"num_classes": 32000},
     "sequence_length": 512,
     "batch_size": 24,
     "num_microbatches": 4,
-    "trials": {"count": 0},
 }
 
 
@@ -88,7 +86,7 @@ def test_it_is_done_where_the_proof_leaves_a_gap_and_no_search_was_named(
     """Under a V whose ranks differ what the searches' formula finds is not the fastest."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     asked = PlanRequest(
-        Workload.model_validate(GPT),
+        Workload.model_validate(WORKLOAD | SIZES),
         load_cluster(tmp_path / "cluster.yaml"),
         tmp_path / "rows",
         searches=searches,
