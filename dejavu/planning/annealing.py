@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 
 from dejavu.planning.candidates import least_seconds, moved_cut
@@ -86,7 +87,5 @@ def _with(plan: Plan, configurations: dict[int, StageConfiguration]) -> Plan:
 
 def _has_devices(priced: PricedProblem, plan: Plan) -> bool:
     """Return whether there are as many devices of each type, and none is left where all are to be used."""
-    left, problem = dict(priced.problem.device_counts), priced.problem
-    for configuration in map(plan.rank_configuration, range(len(plan.ranks))):
-        left[configuration.device_type] -= configuration.num_devices
-    return all(count >= 0 for count in left.values()) and not (problem.use_all_devices and any(left.values()))
+    used, there_are = plan.device_counts, Counter(priced.problem.device_counts)
+    return used == there_are if priced.problem.use_all_devices else used <= there_are

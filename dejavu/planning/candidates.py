@@ -90,8 +90,7 @@ class Candidate:
     @property
     def num_devices(self) -> int:
         """The number of devices that the plan uses."""
-        plan = self.plan
-        return sum(plan.rank_configuration(rank).num_devices for rank in range(len(plan.ranks)))
+        return self.plan.device_counts.total()
 
 
 def ranked(found: Iterable[Candidate]) -> list[Candidate]:

@@ -282,7 +282,7 @@ class _Planning:
                     continue
                 try:
                     priced = self.prices.priced_for(plan)
-                    if _devices(plan) <= Counter(priced.problem.device_counts):
+                    if plan.device_counts <= Counter(priced.problem.device_counts):
                         made = self.simulator.candidate(priced, plan)
                         self.rows.append(Considered(REMEMBERED, priced, None, (made,)))
                 except PlanError:  # of devices or degrees that are not considered today
@@ -438,11 +438,3 @@ class _Planning:
                 met = self.simulator.candidate(self.problems[place], bound.plan)
                 if met.fits:
                     self.rows.append(Considered(MET, met.priced, None, (met,)))
-
-
-def _devices(plan: Plan) -> Counter[str]:
-    """Count the devices of each type that the plan uses."""
-    used: Counter[str] = Counter()
-    for configuration in map(plan.rank_configuration, range(len(plan.ranks))):
-        used[configuration.device_type] += configuration.num_devices
-    return used

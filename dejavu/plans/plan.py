@@ -5,6 +5,7 @@ A stage holds layers `start` to `stop`, `stop` not included.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
@@ -352,6 +353,14 @@ class Plan:
         """Which of the seats each pipeline rank runs."""
         last = 2 * len(self.stages) - 1
         return tuple((r, last - r) for r in range(len(self.stages))) if self.both_ways else self.ranks
+
+    @property
+    def device_counts(self) -> Counter[str]:
+        """How many devices of each type the pipeline ranks take."""
+        counts = Counter[str]()
+        for one in map(self.rank_configuration, range(len(self.ranks))):
+            counts[one.device_type] += one.num_devices
+        return counts
 
     def rank_configuration(self, rank: int) -> StageConfiguration:
         """Return how a pipeline rank is spread over devices, which is the same for all its stages.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -234,14 +233,11 @@ def _priced(prices: Prices, plan: Plan) -> PricedProblem:
     except NotPossibleError as error:
         s = [stage.configuration for stage in plan.stages].index(error.configuration)
         raise PlanError(f"stage {s}: {error}") from error
-    problem, used = priced.problem, Counter[str]()
+    problem = priced.problem
     for s, stage in enumerate(plan.stages):
         if not np.isfinite(problem.costs.stage_seconds(stage.start, stage.stop, problem.index(stage.configuration))):
             raise PlanError(f"stage {s}: {stage}: not all of these layers can run so")
-    for rank in range(len(plan.ranks)):
-        one = plan.rank_configuration(rank)
-        used[one.device_type] += one.num_devices
-    for name, count in used.items():
+    for name, count in plan.device_counts.items():
         if count > (have := problem.device_counts[name]):
             raise PlanError(f"the plan uses {count} × {name}; the cluster has {have}")
     return priced
