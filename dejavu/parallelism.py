@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from math import gcd
 from typing import Any
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island, whole_types
 from dejavu.cluster.meshes import Part, meshes
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import plural
@@ -126,7 +127,7 @@ class Parallelism:
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
             num_experts: of which devices may hold equal numbers whole; 0: none can be.
             context_length: what replicas may split into equal parts through all layers; 0: the model cannot be run so.
-            part: whose meshes are meant; None: those of every part of the cluster.
+            part: whose meshes are meant; None: those of whole types, in every part of the cluster.
 
         Raises:
             NotPossibleError: one of `only` is not possible.
@@ -137,18 +138,19 @@ class Parallelism:
                 _check_split(one, cluster, sequence_length, num_experts, context_length)
             except InputError as error:
                 raise NotPossibleError(one, str(error)) from error
+        _check_apart(self.only)
         if self.only:
             return self.only
         offloads = {name: self._offloads(cluster, name) for name in cluster.device_counts}
         return tuple(
             replace(configuration, offload=offload) if offload else configuration
-            for name in cluster.device_counts
-            for nodes, per_node in (part[name].meshes if part else meshes(cluster, name))
-            for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
+            for island in (part or whole_types(cluster))
+            for nodes, per_node in (part[island].meshes if part else meshes(cluster, island))
+            for own in self._on_mesh(island, nodes, per_node, most_tensor_parallel)
             for plain in self._with_context_parallel(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
-            for offload in offloads[name]
+            for offload in offloads[island.device_type]
             if not offload.parameters or configuration.can_fetch_weights
         )
 
@@ -178,7 +180,9 @@ class Parallelism:
         if degree == 1 or (can and length % degree == 0):
             yield replace(plain, context_parallel=degree)
 
-    def _on_mesh(self, name: str, nodes: int, per_node: int, most_tensor_parallel: int) -> Iterator[StageConfiguration]:
+    def _on_mesh(
+        self, island: Island, nodes: int, per_node: int, most_tensor_parallel: int
+    ) -> Iterator[StageConfiguration]:
         for tensor in _divisors(gcd(per_node, most_tensor_parallel)):
             data = nodes * per_node // tensor
             if data > (self.max_data_parallel or data):
@@ -186,15 +190,30 @@ class Parallelism:
             if not self.min_tensor_parallel <= tensor <= (self.max_tensor_parallel or tensor):
                 continue
             for recompute, zero in product(self.recompute, self.zero_levels if data > 1 else (0,)):
-                yield StageConfiguration(name, nodes, per_node, data, tensor, recompute, zero)
+                yield StageConfiguration(
+                    island.device_type, nodes, per_node, data, tensor, recompute, zero, groups=island.groups
+                )
+
+
+def _check_apart(only: Sequence[StageConfiguration]) -> None:
+    """Raise InputError if groups of nodes that stages on one type name overlap, or only some name any."""
+    for one, other in combinations(dict.fromkeys(map(Island.of, only)), 2):
+        are_apart = one.groups and other.groups and not set(one.groups) & set(other.groups)
+        if one.device_type == other.device_type and not are_apart:
+            raise InputError(f"stages on {one} and on {other}; wanted groups that do not overlap, or the same")
 
 
 def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: int, most_tensor_parallel: int) -> None:
     """Raise InputError if the cluster, the batch or the model does not allow the configuration."""
     if one.device_type not in cluster.device_counts:
         raise InputError(f"device type {one.device_type!r}; the cluster has {', '.join(cluster.device_counts)}")
-    if (one.num_nodes, one.devices_per_node) not in meshes(cluster, one.device_type):
-        known = ", ".join(f"{nodes} × {each}" for nodes, each in meshes(cluster, one.device_type))
+    for name in one.groups:
+        if not any(name == group.name for group in Island.of(one).groups_of(cluster)):
+            having = ", ".join(group.name for group in Island(one.device_type).groups_of(cluster))
+            raise InputError(f"groups of nodes with {one.device_type}: {name!r}; the cluster has {having}")
+    known_meshes = meshes(cluster, Island.of(one))
+    if (one.num_nodes, one.devices_per_node) not in known_meshes:
+        known = ", ".join(f"{nodes} × {each}" for nodes, each in known_meshes)
         raise InputError(f"{one.num_nodes} nodes × {one.devices_per_node} of {one}; wanted nodes × devices of {known}")
     if one.devices_per_node % one.tensor_parallel:
         raise InputError(

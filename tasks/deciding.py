@@ -11,6 +11,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island
+from dejavu.cluster.meshes import on_nodes
 from dejavu.foundation.errors import InputError
 from dejavu.planning import Choice
 from dejavu.plans import NoPlanError, Plan
@@ -76,11 +78,11 @@ def _decision(
 
 def _fits_on(plan: Plan, cluster: Cluster) -> bool:
     """Return whether the cluster has the devices that the plan counts."""
-    configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
-    wanted: Counter[str] = Counter()
-    for configuration in configurations:
-        wanted[configuration.device_type] += configuration.num_devices
-    return all(count <= cluster.device_counts.get(name, 0) for name, count in wanted.items())
+    wanted: Counter[Island] = Counter()
+    for rank in range(len(plan.ranks)):
+        configuration = plan.rank_configuration(rank)
+        wanted[Island.of(configuration)] += configuration.num_devices
+    return all(count <= sum(on_nodes(cluster, island)) for island, count in wanted.items())
 
 
 def _step_seconds(choice: Choice, plan: Plan) -> float | None:

@@ -31,6 +31,7 @@ from dejavu.binding.local import EXCHANGE, MOVE, TURN, changed, changes, improve
 from dejavu.binding.placing import bottleneck, computing_bound, in_order
 from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
+from dejavu.cluster.islands import Island
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.schedule import SCHEDULES
@@ -437,7 +438,7 @@ def test_stages_of_a_rank_fit_with_the_tolerance_of_one(seed: int, schedule: str
     capacity[c] = needed[0] * (1 - more * HAIR)
     tight = replace(problem, costs=replace(costs, capacity_bytes_C=capacity))
     pricing = BindingPrices(tight, plan, Site.of(cluster))
-    assert np.isfinite(pricing.seconds_RK[0, pricing.site.kinds.index("b")]) == fits
+    assert np.isfinite(pricing.seconds_RK[0, pricing.site.kinds.index(Island("b"))]) == fits
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -450,7 +451,7 @@ def test_memory_holds(seed: int) -> None:
     plan = plan_of(problem, [StageConfiguration(kind) for _, kind in ranks], rng)
     possible = [formula(problem, plan, cluster, places) for places in every_binding(plan, cluster)]
     pricing = BindingPrices(problem, plan, Site.of(cluster))
-    kinds = [pricing.site.kinds.index(configuration.device_type) for configuration in pricing.configurations]
+    kinds = [pricing.site.kinds.index(Island.of(configuration)) for configuration in pricing.configurations]
     if not np.isfinite(pricing.seconds_RK[range(len(kinds)), kinds]).all():
         with pytest.raises(BindError, match=r"rank \d does not fit"):
             bind(problem, plan, cluster)

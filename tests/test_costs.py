@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.cost.stage_memory import fixed_bytes
 from dejavu.cluster import Cluster, catalogue, load_cluster
+from dejavu.cluster.islands import Island
 from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost
 from dejavu.cost.collectives.inside_stages import between_link
 from dejavu.cost.collectives.transfer import fastest_link, fit
@@ -250,7 +251,7 @@ def test_what_a_person_declared_is_kept(empty: ProfileDatabase, tmp_path: Path) 
         "nodes: [{name: a, count: 1, devices: {type: T4, count: 2}, link: {bandwidth: 8 Gbit/s, latency: 3 us}}]\n",
     )
     empty.append(timed("T4", 1.0))
-    cost = transfer_cost(declared, empty, "T4", "T4")
+    cost = transfer_cost(declared, empty, Island("T4"), Island("T4"))
     assert (cost.latency_seconds, cost.seconds_per_byte, cost.source) == (3e-6, 1e-9, "declared")
 
 
@@ -261,7 +262,7 @@ def test_a_link_inside_a_node_is_never_taken_for_one_between_nodes(empty: Profil
         tmp_path,
         "nodes:\n- {name: a, count: 4, devices: {type: T4, count: 1}}\nlinks: {default: {bandwidth: 1 Gbit/s}}\n",
     )
-    assert transfer_cost(apart, empty, "T4", "T4").seconds_per_byte == pytest.approx(8e-9)
+    assert transfer_cost(apart, empty, Island("T4"), Island("T4")).seconds_per_byte == pytest.approx(8e-9)
     mixed = cluster_from(
         tmp_path,
         "nodes:\n- name: a\n  count: 2\n"
@@ -269,8 +270,8 @@ def test_a_link_inside_a_node_is_never_taken_for_one_between_nodes(empty: Profil
         "  link: {bandwidth: 100 GB/s, latency: 1 us}\n"
         "links: {default: {bandwidth: 1 Gbit/s, latency: 1 us}}\n",
     )
-    assert transfer_cost(mixed, empty, "T4", "T4").seconds_per_byte == pytest.approx(8e-9)
-    assert transfer_cost(mixed, empty, "T4", "L4").seconds_per_byte == pytest.approx(1e-11)
+    assert transfer_cost(mixed, empty, Island("T4"), Island("T4")).seconds_per_byte == pytest.approx(8e-9)
+    assert transfer_cost(mixed, empty, Island("T4"), Island("L4")).seconds_per_byte == pytest.approx(1e-11)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -299,10 +300,12 @@ def test_links_of_two_types_are_the_fastest_they_have_whatever_the_order(seed: i
         links = [cluster.link(x, y) for x, y in itertools.product(*devices) if x != y]
         if links:
             for one in (cluster, turned):
-                assert fastest_link(one, a, b) == fastest_link(one, b, a)
-                assert fastest_link(one, a, b).bytes_per_second == max(link.bytes_per_second for link in links)
+                assert fastest_link(one, Island(a), Island(b)) == fastest_link(one, Island(b), Island(a))
+                assert fastest_link(one, Island(a), Island(b)).bytes_per_second == max(
+                    link.bytes_per_second for link in links
+                )
                 if a == b:  # inside a stage: every collective waits for the slowest
-                    assert between_link(one, a).bytes_per_second == min(link.bytes_per_second for link in links)
+                    assert between_link(one, Island(a)).bytes_per_second == min(link.bytes_per_second for link in links)
 
 
 def test_adam_keeps_two_moments() -> None:

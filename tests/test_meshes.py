@@ -7,6 +7,7 @@ import pytest
 
 from dejavu.binding import bind
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import Part, parts_of, widths_left_out
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -46,7 +47,7 @@ def free_problem(stages: list[Stage], cluster: Cluster) -> Problem:
 
 def any_stages(part: Part, rng: np.random.Generator) -> list[Stage]:
     """Stages drawn at random until the part's devices are used up."""
-    share, stages = part[NAME], list[Stage]()
+    share, stages = part[Island(NAME)], list[Stage]()
     left = share.num_devices
     while fitting := [(n, d) for n, d in share.meshes if n * d <= left]:
         nodes, each = fitting[rng.integers(len(fitting))]
@@ -60,8 +61,11 @@ def test_any_stages_of_a_part_are_placed(cluster: Cluster) -> None:
     """Drawn until the part's devices are used up: no block gets devices of two nodes, and no device is given twice."""
     rng = np.random.default_rng(1)
     for part in parts_of(cluster):
-        assert (1, 1) in part[NAME].meshes
-        assert all(nodes * each <= part[NAME].num_devices <= cluster.num_devices for nodes, each in part[NAME].meshes)
+        assert (1, 1) in part[Island(NAME)].meshes
+        assert all(
+            nodes * each <= part[Island(NAME)].num_devices <= cluster.num_devices
+            for nodes, each in part[Island(NAME)].meshes
+        )
         for _ in range(30):
             stages = any_stages(part, rng)
             binding = bind(free_problem(stages, cluster), Plan(tuple(stages), "gpipe", 64), cluster)
@@ -85,7 +89,7 @@ def test_stages_may_take_powers_of_two_or_it_is_said(nodes: tuple[int, ...]) -> 
     """Of all devices together, but where nodes alike are none; then every width that is considered is named."""
     cluster = cluster_of(*((1, count) for count in nodes))
     parts = parts_of(cluster)
-    shares = [part[NAME] for part in parts]
+    shares = [part[Island(NAME)] for part in parts]
     assert shares[0].num_devices == sum(nodes)
     assert [share.num_devices for share in shares] == sorted((share.num_devices for share in shares), reverse=True)
     said, powers = widths_left_out(parts, cluster), {2**k for k in range(5) if 2**k <= max(nodes)}
@@ -100,7 +104,7 @@ def test_stages_may_take_powers_of_two_or_it_is_said(nodes: tuple[int, ...]) -> 
 def test_no_part_could_have_a_device_more(nodes: tuple[int, ...]) -> None:
     """With one more there are stages that cannot be placed, of which all but the last are as wide as can be."""
     cluster = cluster_of(*((1, count) for count in nodes))
-    for share in (part[NAME] for part in parts_of(cluster)):
+    for share in (part[Island(NAME)] for part in parts_of(cluster)):
         if share.num_devices == sum(nodes):
             continue
         taken = share.num_devices + 1
@@ -110,7 +114,7 @@ def test_no_part_could_have_a_device_more(nodes: tuple[int, ...]) -> None:
 
 def test_meshes_of_known_clusters() -> None:
     def of(name: str) -> list[tuple[tuple[tuple[int, int], ...], int]]:
-        return [(part[NAME].meshes, part[NAME].num_devices) for part in parts_of(CLUSTERS[name])]
+        return [(part[Island(NAME)].meshes, part[Island(NAME)].num_devices) for part in parts_of(CLUSTERS[name])]
 
     assert of("powers") == [(((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8), (4, 8)), 32)]
     assert of("twelve") == [

@@ -125,6 +125,7 @@ WRONG: dict[str, list[Any]] = {
     "context_parallel": NO_COUNTS,
     "zero_level": [-1, 4, 7, "1", 1.0, True, None],
     "device_type": [1, None, True, ["T4"]],
+    "groups": ["a", 1, None, True, [1], ["a", None]],
     "offload": ["no", 1, None, {"weights": "host"}, {"optimizer": True}, {"activations": "nvme"}],
     "start": [-1, "0", 0.0, False, None],
     "stop": [0, "6", 6.0, True, None],

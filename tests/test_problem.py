@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
+from dejavu.cluster.islands import Island
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.beside import BUCKET_BYTES, SLOWED, StepLine, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, Neighbours, StageCollectives, stage_transfer
@@ -121,7 +122,7 @@ def test_one_device_costs_what_the_table_says_whatever_else_is_allowed(name: str
     np.testing.assert_array_equal(priced.forward_seconds_CL, table.forward.seconds_LD.T)
     np.testing.assert_array_equal(priced.backward_seconds_CL, table.backward.seconds_LD.T)
     np.testing.assert_array_equal(one.costs.per_step_seconds_CL, table.optimizer.seconds_LD.T)
-    first, transfer = many.index(StageConfiguration(NAME)), transfer_costs(CLUSTER, empty)[NAME, NAME]
+    first, transfer = many.index(StageConfiguration(NAME)), transfer_costs(CLUSTER, empty)[Island(NAME), Island(NAME)]
     assert_equal_columns(many, first, one, 0)
     for links, wanted in (
         ("link_latency_seconds_CC", transfer.latency_seconds),
@@ -379,7 +380,7 @@ def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> N
     inside, between = CLUSTER.groups[0].link, CLUSTER.links_between["g0", "g0"]
 
     def per_byte(a: StageConfiguration, b: StageConfiguration) -> float:
-        return stage_transfer(CLUSTER, Neighbours.of(CLUSTER, transfers, NAME, NAME), a, b)[1]
+        return stage_transfer(CLUSTER, Neighbours.of(CLUSTER, transfers, Island(NAME), Island(NAME)), a, b)[1]
 
     one, pair, two, three = (
         StageConfiguration(NAME),

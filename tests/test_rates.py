@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import parts_of
 from dejavu.cost.rates import rates
 from dejavu.foundation.errors import InputError
@@ -147,7 +148,7 @@ def test_paid_are_as_many_nodes_as_hold_every_stage_in_one_piece(seed: int, tmp_
     path.write_text(f"nodes: [{node}]\nlinks: {{default: {{bandwidth: 25 Gbit/s}}}}\n")
     cluster, graph = load_cluster(path), capture(GPT, "cuda")
     for _ in range(8):
-        share = random.choice(parts_of(cluster))["T4"]
+        share = random.choice(parts_of(cluster))[Island("T4")]
         meshes, left = list[tuple[int, int]](), share.num_devices
         while (can := [one for one in share.meshes if one[0] * one[1] <= left]) and len(meshes) < 6:
             meshes.append(random.choice(can))

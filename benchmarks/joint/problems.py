@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
+from dejavu.cluster.islands import Island
 from dejavu.cost.collectives.transfer import TransferCost
 from dejavu.migration import ClusterNow, RunningProblem
 from dejavu.plans import Problem, StageConfiguration
@@ -91,7 +92,7 @@ def generated(num_layers: int, num_hosts: int, spread: float, slowness: float, s
     )
     priced = PricedProblem(problem, forward_CL, forward_CL * BACKWARD)
     transfer = TransferCost(LATENCY_SECONDS, 1 / BYTES_PER_SECOND, "declared")
-    true = RunningProblem(priced, cluster, ("1f1b",), {(CORE, CORE): transfer})
+    true = RunningProblem(priced, cluster, ("1f1b",), {(Island(CORE), Island(CORE)): transfer})
     planned = scaled(true, rng.lognormal(0.0, spread, num_layers))
     slow = {(hosts[int(rng.integers(num_hosts))], 0): slowness} if slowness != 1 else {}
     return Wrong(planned, ClusterNow(cluster), true, ClusterNow(cluster, slowness=slow))

@@ -67,7 +67,7 @@ def bind(
         >>> binding.plan.cuts == choice.plan.cuts
         True
     """
-    pricing = BindingPrices(problem, plan, Site.of(cluster), runs, moves=moves)
+    pricing = BindingPrices(problem, plan, Site.of(cluster, problem.configurations), runs, moves=moves)
     found = _by_formula(pricing, seed, compares=compares)
     places_RW = found.places_RW if steps is None else _by_steps(pricing, found.places_RW, steps, seed)
     random_seconds = found.random_seconds_N
@@ -163,7 +163,8 @@ def bind_in_order(plan: Plan, cluster: Cluster) -> Binding:
     Raises:
         BindError: the cluster has too few devices of a kind.
     """
-    configurations, site = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))], Site.of(cluster)
+    configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
+    site = Site.of(cluster, configurations)
     return Binding(plan, _placements(configurations, site, padded(in_order(configurations, site))), 0.0, 0.0)
 
 

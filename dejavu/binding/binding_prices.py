@@ -13,6 +13,7 @@ import numpy as np
 from dejavu.binding.binding import BindError
 from dejavu.binding.link_prices import LinkPrices, StageExchange
 from dejavu.binding.site import Ints, Site
+from dejavu.cluster.islands import Island
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
@@ -56,7 +57,7 @@ class BindingPrices(LinkPrices):
             BindError: one does not.
         """
         for rank, configuration in enumerate(self.configurations):
-            if not np.isfinite(self.seconds_RK[rank, self.site.kinds.index(configuration.device_type)]):
+            if not np.isfinite(self.seconds_RK[rank, self.site.kinds.index(Island.of(configuration))]):
                 raise BindError(
                     f"pipeline rank {rank} does not fit {configuration}; wanted a plan that holds in its memory"
                 )
@@ -69,7 +70,7 @@ class BindingPrices(LinkPrices):
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
         schedule, needed, in_flight_bytes, host_share = named(SCHEDULES, plan.schedule), list[StageBytes](), 0.0, 0.0
-        is_same = configuration.device_type == plan.stages[stages[0]].configuration.device_type
+        is_same = Island.of(configuration) == Island.of(plan.stages[stages[0]].configuration)
         if plan.both_ways or (len(stages) > 1 and is_same):  # a stage of the other copy is there as well
             return is_same
         for s in stages:

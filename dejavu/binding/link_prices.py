@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dejavu.binding.binding import Placement
 from dejavu.binding.site import Ints, Place, Site
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.stage_costs import Floats
 
@@ -64,7 +65,7 @@ class LinkPrices:
                 for rank in range(len(self.configurations))
             ]
         )
-        self.is_own_RK = np.array([[one.device_type == kind for kind in site.kinds] for one in self.configurations])
+        self.is_own_RK = np.array([[Island.of(one) == kind for kind in site.kinds] for one in self.configurations])
         self.inside_seconds_QKKG = self._inside()
         shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for q, exchange in enumerate(self.exchanges):
@@ -79,7 +80,8 @@ class LinkPrices:
 
     def configuration(self, rank: int, kind: int) -> StageConfiguration:
         """Return the rank's configuration on another kind of device."""
-        return replace(self.configurations[rank], device_type=self.site.kinds[kind])
+        on = self.site.kinds[kind]
+        return replace(self.configurations[rank], device_type=on.device_type, groups=on.groups)
 
     def _inside(self) -> Floats:
         """Price exchanges inside a node, where every pair of devices has its own link. One that the cluster file only
@@ -89,8 +91,9 @@ class LinkPrices:
         links_KKG2 = np.zeros((K, K, len(site.inside_assumed_G), 2))
         links_KKG2[...] = np.stack([site.inside_latency_seconds_G, site.inside_seconds_per_byte_G], axis=1)
         for (k, kind), (o, other) in itertools.product(enumerate(site.kinds), repeat=2):
-            if (kind, other) in self.problem.measured_links:
-                links_KKG2[k, o, site.inside_assumed_G] = self.problem.measured_links[kind, other]
+            types = kind.device_type, other.device_type
+            if types in self.problem.measured_links:
+                links_KKG2[k, o, site.inside_assumed_G] = self.problem.measured_links[types]
         seconds = np.zeros((len(self.exchanges), *links_KKG2.shape[:3]))
         for q, exchange in enumerate(self.exchanges):
             size = exchange.size_bytes / self.configurations[exchange.a].pairs_with(self.configurations[exchange.b])
@@ -333,7 +336,7 @@ def _seconds(
     runs: int,
 ) -> dict[int, float]:
     """Return what each of these exchanges takes, both ways, on these devices."""
-    prices = LinkPrices(problem, plan, Site.of(cluster), list(sent.values()), runs)
+    prices = LinkPrices(problem, plan, Site.of(cluster, problem.configurations), list(sent.values()), runs)
     places = prices.site.places(placements, prices.width_R.tolist())
     return {
         seat: prices.transfer_seconds(q, places[exchange.a], places[exchange.b])

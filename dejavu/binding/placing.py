@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from dejavu.binding.binding import BindError
 from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.site import Ints, Place, Site
+from dejavu.cluster.islands import Island
 from dejavu.plans import StageConfiguration
 from dejavu.plans.stage_costs import Floats
 
@@ -35,11 +36,12 @@ def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[P
 
     for rank in sorted(range(len(configurations)), key=widest):
         configuration = configurations[rank]
-        place = take_block(free_P, site, configuration) if configuration.device_type in site.kinds else None
+        place = take_block(free_P, site, configuration) if Island.of(configuration) in site.kinds else None
         if place is None:
-            left = int(free_P[[pool[0].type_name == configuration.device_type for pool in site.devices]].sum())
+            is_its = [Island.of(configuration) == site.kinds[kind] for kind in site.kind_P]
+            left = int(free_P[is_its].sum())
             raise BindError(
-                f"pipeline rank {rank} wants {configuration.num_devices} more × {configuration.device_type}"
+                f"pipeline rank {rank} wants {configuration.num_devices} more × {configuration.kind}"
                 f" ({configuration.num_nodes} × {configuration.devices_per_node} on one node); {left} are left"
                 + (", but not so many together" if left >= configuration.num_devices else "")
             )
@@ -49,9 +51,8 @@ def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[P
 
 def take_block(free_P: Ints, site: Site, configuration: StageConfiguration) -> Place | None:
     """Take the first free blocks of the kind from `free_P`; None, and nothing taken, if there are too few."""
-    rooms = np.where(
-        site.kind_P == site.kinds.index(configuration.device_type), free_P // configuration.devices_per_node, 0
-    )
+    is_its_P = site.kind_P == site.kinds.index(Island.of(configuration))
+    rooms = np.where(is_its_P, free_P // configuration.devices_per_node, 0)
     place = np.repeat(np.arange(len(site)), rooms)[: configuration.num_nodes]
     if len(place) < configuration.num_nodes:
         return None

@@ -10,6 +10,7 @@ from dejavu.binding.binding_prices import BindingPrices
 from dejavu.binding.exact_labels import LEAST_GAIN
 from dejavu.binding.local import EXCHANGE, TURN, changed, changes, subsample
 from dejavu.binding.site import Ints
+from dejavu.cluster.islands import Island
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.plans.stage_costs import Floats
 
@@ -38,7 +39,7 @@ def _kind(pricing: BindingPrices, places_RW: Ints, rank: int) -> Iterator[str]:
     share = loads[rank] / loads.max() if loads.max() > 0 else 1.0
     yield f"is the busiest ({took})" if share == 1.0 else f"is {share:.0%} as busy as the busiest ({took})"
     name, fastest = site.kinds[kind], int(seconds_K.argmin())
-    said = pricing.configurations[rank].device_type
+    said = Island.of(pricing.configurations[rank])
     moved = f" instead of the plan's {said}" if said != name else ""
     if len(site.kinds) > 1 and np.isfinite(seconds_K).sum() == 1:
         yield f"of the cluster's kinds it can only be on {name}"

@@ -7,7 +7,7 @@ Shape suffixes: P = pools, G = groups of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from dejavu.binding.binding import Placement
 from dejavu.cluster import Cluster, Device, pair
+from dejavu.cluster.islands import Island, told_apart_in
+from dejavu.plans import StageConfiguration
 from dejavu.plans.stage_costs import Floats
 
 Ints = NDArray[np.int64]
@@ -26,7 +28,7 @@ class Site:
     """Pools in the order of the cluster file, and the links between them.
 
     Attributes:
-        kinds: the device types.
+        kinds: of devices that may be given in place of one another: a type's, or those of its islands.
         devices: of each pool.
         kind_P, group_P, node_P, size_P: of each pool: which kind, group of nodes and node, and how many devices.
         inside_latency_seconds_G, inside_seconds_per_byte_G: inside one node of the group.
@@ -36,7 +38,7 @@ class Site:
         cards_per_device_G: of a node's network cards.
     """
 
-    kinds: tuple[str, ...]
+    kinds: tuple[Island, ...]
     devices: tuple[tuple[Device, ...], ...]
     kind_P: Ints
     group_P: Ints
@@ -50,8 +52,10 @@ class Site:
     cards_per_device_G: Floats
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Site:
-        kinds = tuple(cluster.device_counts)
+    def of(cls, cluster: Cluster, configurations: Iterable[StageConfiguration] = ()) -> Site:
+        """Return the site for stages of these configurations, which may name islands."""
+        kinds = told_apart_in(cluster, (Island.of(one) for one in configurations))
+        kind_of = {(one.device_type, group.name): k for k, one in enumerate(kinds) for group in one.groups_of(cluster)}
         groups = {group.name: g for g, group in enumerate(cluster.groups)}
         pools: dict[tuple[str, int, str], list[Device]] = {}
         for device in cluster.devices():
@@ -66,7 +70,7 @@ class Site:
         return cls(
             kinds=kinds,
             devices=tuple(map(tuple, pools.values())),
-            kind_P=np.array([kinds.index(name) for _, _, name in pools]),
+            kind_P=np.array([kind_of[name, group] for group, _, name in pools]),
             group_P=np.array([groups[group] for group, _, _ in pools]),
             node_P=np.array([nodes[group, node] for group, node, _ in pools]),
             size_P=np.array([len(devices) for devices in pools.values()]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
 
+from dejavu.cluster.islands import Island, told_apart, whole_types
 from dejavu.cluster.records import Cluster
 
 LEAST_SHARE = 2 / 3  # of a type's devices, that widths have to leave for stages
@@ -38,7 +39,7 @@ class Share:
         return tuple(found[size] for size in sorted(found))
 
 
-Part = Mapping[str, Share]  # by device type: what the stages of one plan may take
+Part = Mapping[Island, Share]  # what the stages of one plan may take of each type, or of each of its islands
 
 
 def parts_of(cluster: Cluster) -> tuple[Part, ...]:
@@ -52,21 +53,25 @@ def parts_of(cluster: Cluster) -> tuple[Part, ...]:
     there is room for can be placed.
 
     Where nodes differ, widths that all nodes are multiples of leave no device idle, and wide ones may leave some.
-    Types are varied together.
+    Types are varied together. Where types fall into islands, parts of these come after those of whole types.
     """
-    shares = {name: _shares(on_nodes(cluster, name)) for name in cluster.device_counts}
-    most = max(map(len, shares.values()))
-    return tuple({name: own[min(k, len(own) - 1)] for name, own in shares.items()} for k in range(most))
+    return tuple(part for islands in (whole_types(cluster), told_apart(cluster)) for part in _parts(cluster, islands))
+
+
+def _parts(cluster: Cluster, islands: Sequence[Island]) -> Iterator[Part]:
+    shares = {island: _shares(on_nodes(cluster, island)) for island in islands}
+    for k in range(max(map(len, shares.values()), default=0)):
+        yield {island: own[min(k, len(own) - 1)] for island, own in shares.items()}
 
 
 def counts_of(part: Part) -> dict[str, int]:
-    """Return how many devices of each type stages may take together."""
-    return {name: share.num_devices for name, share in part.items()}
+    """Return how many devices of each type, or island, stages may take together."""
+    return {str(island): share.num_devices for island, share in part.items()}
 
 
-def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
-    """Return the (nodes, devices per node) that a stage on this type may have in any part, small ones first."""
-    found = {mesh: None for share in _shares(on_nodes(cluster, device_type)) for mesh in share.meshes}
+def meshes(cluster: Cluster, island: Island) -> tuple[tuple[int, int], ...]:
+    """Return the (nodes, devices per node) that a stage on these may have in any part, small ones first."""
+    found = {mesh: None for share in _shares(on_nodes(cluster, island)) for mesh in share.meshes}
     return tuple(sorted(found, key=lambda mesh: (mesh[0] * mesh[1], mesh)))
 
 
@@ -83,18 +88,19 @@ def most_placed(widths: Iterable[int], nodes: Sequence[int]) -> int:
 
 
 def widths_left_out(parts: Sequence[Part], cluster: Cluster, of: Part | None = None) -> str:
-    """Say how stages may take devices of types where not every power of two may be taken of every node; else "".
+    """Say how stages may take devices where not every power of two may be taken of every node; else "".
 
     Args:
         of: the part whose ways are said; None: those of all.
     """
     said = []
-    for name, total in cluster.device_counts.items():
-        shares = list(dict.fromkeys(part[name] for part in parts))
-        powers = {2**k for k in range(max(on_nodes(cluster, name)).bit_length())}
+    for island in dict.fromkeys(island for part in (parts if of is None else [of]) for island in part):
+        shares = list(dict.fromkeys(part[island] for part in parts if island in part))
+        nodes = on_nodes(cluster, island)
+        powers = {2**k for k in range(max(nodes).bit_length())}
         if len(shares) > 1 or not powers <= set(shares[0].widths):
-            told = shares if of is None else [of[name]]
-            said.append(f"{'; or '.join(_said(share, total) for share in told)} of {name}")
+            told = shares if of is None else [of[island]]
+            said.append(f"{'; or '.join(_said(share, sum(nodes)) for share in told)} of {island}")
     return f"the stages of a plan take {'; and '.join(said)}" if said else ""
 
 
@@ -109,9 +115,9 @@ def _either(numbers: Sequence[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def on_nodes(cluster: Cluster, device_type: str) -> list[int]:
-    """Return how many devices of the type each node has that has any."""
-    each = ((dict(group.devices).get(device_type, 0), group.count) for group in cluster.groups)
+def on_nodes(cluster: Cluster, island: Island) -> list[int]:
+    """Return how many of these devices each node has that has any."""
+    each = ((island.on(group), group.count) for group in cluster.groups)
     return [count for count, number in each for _ in range(number if count else 0)]
 
 

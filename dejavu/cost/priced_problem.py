@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island, told_apart_in
 from dejavu.cluster.meshes import Part, counts_of
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import Neighbours, stage_transfer
@@ -27,7 +28,7 @@ from dejavu.workload.slices import slice_lengths
 
 # Collectives and small kernels are not predicted more closely than this; within it, the less memory counts.
 SPLIT_MARGIN = 0.05
-Transfers = dict[tuple[str, str], TransferCost]
+Transfers = dict[tuple[Island, Island], TransferCost]
 
 
 def price_problem(
@@ -48,7 +49,8 @@ def price_problem(
     Of several runs of the schedule in a step, each waits for the one before: what a run repeats is counted so often.
 
     Args:
-        transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the cluster's types.
+        transfers: (sender's devices, receiver's) -> the cost of a message, for every two of the cluster's types, and of
+            the islands that they fall into.
         part: of the cluster, whose devices stages take; None: all, of every part's meshes.
 
     Raises:
@@ -56,7 +58,6 @@ def price_problem(
         InputError: no stage can combine its replicas' gradients as the workload wants it.
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
-    device_counts = counts_of(part) if part else cluster.device_counts
     configurations = parallelism.configurations(
         cluster,
         workload.microbatch_size,
@@ -69,6 +70,7 @@ def price_problem(
     if not configurations:
         raise _none_possible(cluster, parallelism, most_tensor_parallel(graph))
     configurations = _that_can_combine(configurations, workload, parallelism)
+    device_counts = counts_of(part) if part else _counts_by(configurations, cluster)
     if slice_lengths(workload):  # splits that were found work on whole sequences
         found_at = {split.degree for layer in graph.layers for split in layer.found}
         configurations = tuple(one for one in configurations if one.tensor_parallel not in found_at)
@@ -97,7 +99,7 @@ def price_problem(
             num_microbatches=n * workload.num_microbatches,
             max_stages=_most_stages(workload),
             num_slices=n,
-            measured_links={types: cost.measured_inside for types, cost in transfers.items() if cost.measured_inside},
+            measured_links=_measured_links(transfers),
         ),
         runs * found.forward_seconds_CL,
         runs * found.backward_seconds_CL,
@@ -109,6 +111,20 @@ def price_problem(
         found.slices and found.slices.times(runs),
         ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.trained_bytes for layer in graph.layers]),
     )
+
+
+def _measured_links(transfers: Transfers) -> dict[tuple[str, str], tuple[float, float]]:
+    return {
+        (a.device_type, b.device_type): cost.measured_inside
+        for (a, b), cost in transfers.items()
+        if cost.measured_inside
+    }
+
+
+def _counts_by(configurations: Sequence[StageConfiguration], cluster: Cluster) -> dict[str, int]:
+    """Return how many devices there are of each type, or of each island where configurations name some."""
+    islands = told_apart_in(cluster, (Island.of(one) for one in configurations))
+    return {str(one): sum(one.on(group) * group.count for group in one.groups_of(cluster)) for one in islands}
 
 
 def _none_possible(cluster: Cluster, parallelism: Parallelism, most: int) -> InputError:
@@ -191,7 +207,7 @@ def _fetching_where_needed(
         one = configurations[c]
         if one.offload.optimizer == "nvme":
             continue
-        most = min(device_counts[one.device_type] // one.num_devices, _most_stages(workload))
+        most = min(device_counts[one.kind] // one.num_devices, _most_stages(workload))
         if fits_alone(costs, c, most, in_flight, workload.num_microbatches):
             return others
     return kept
@@ -345,7 +361,7 @@ def links_between(
         apart: never in one node, where two nodes have their types.
     """
     sits = [
-        (one.device_type, one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node)
+        (Island.of(one), one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node)
         for one in configurations
     ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
@@ -353,7 +369,7 @@ def links_between(
     types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in transfers}
     between = np.array(
         [
-            [stage_transfer(cluster, types[a.device_type, b.device_type], a, b, apart=apart) for b in alike.values()]
+            [stage_transfer(cluster, types[Island.of(a), Island.of(b)], a, b, apart=apart) for b in alike.values()]
             for a in alike.values()
         ]
     )

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island
 from dejavu.graphs.graph import Graph, Operator
 from dejavu.graphs.kernels import family_of
 from dejavu.plans import Plan
@@ -76,13 +77,13 @@ def tokens_in_a_step(workload: Workload) -> int | None:
 
 def _nodes(cluster: Cluster, plan: Plan) -> Counter[str]:
     """Count the nodes that the plan uses a device of, by group; equal devices are those of the cheapest."""
-    blocks: dict[str, list[int]] = {}  # by type: of how many devices of one node each
+    blocks: dict[Island, list[int]] = {}  # of how many devices of one node each
     for rank in range(len(plan.ranks)):
         one = plan.rank_configuration(rank)
-        blocks.setdefault(one.device_type, []).extend([one.devices_per_node] * one.num_nodes)
+        blocks.setdefault(Island.of(one), []).extend([one.devices_per_node] * one.num_nodes)
     nodes: Counter[str] = Counter()
-    for name, widths in blocks.items():
-        nodes |= _nodes_for(cluster, name, widths)  # of nodes with several types the most that one of these needs
+    for island, widths in blocks.items():
+        nodes |= _nodes_for(cluster, island, widths)  # of nodes with several types the most that one of these needs
     return nodes
 
 
@@ -95,14 +96,13 @@ def _cost(cluster: Cluster, nodes: Counter[str]) -> tuple[float, str] | None:
     return sum(price[0] * count for price, count in known), known[0][0][1]
 
 
-def _nodes_for(cluster: Cluster, device_type: str, widths: list[int]) -> Counter[str]:
+def _nodes_for(cluster: Cluster, island: Island, widths: list[int]) -> Counter[str]:
     """Count the nodes of each group on which these blocks of devices fit, the widest first, each on one node.
 
     A block goes to the group with the cheapest devices that has room, there to the fullest node. What has no room in
     one piece, where widths do not divide one another, is counted device by device.
     """
-    having = [(dict(group.devices).get(device_type, 0), group) for group in cluster.groups]
-    having = [one for one in having if one[0]]
+    having = [(island.on(group), group) for group in island.groups_of(cluster)]
     having.sort(key=lambda one: one[1].price[0] / one[0] if one[1].price else math.inf)
     used, free = Counter[str](), {group.name: Counter[int]() for _, group in having}  # nodes by devices that are left
     left = sorted(widths)

@@ -7,7 +7,7 @@ read as octal. Prefixes are exact: 1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -218,3 +218,13 @@ def plural(count: int, word: str) -> str:
 def in_microbatches(count: int, runs: int) -> str:
     """Return `8 microbatches`, or `4 runs of 8 microbatches` where a schedule runs several times in a step."""
     return (f"{runs} runs of " if runs > 1 else "") + plural(count, "microbatch")
+
+
+def kind_of_devices(device_type: str, groups: Sequence[str]) -> str:
+    """Return the name of devices of a type on these groups of nodes; on none named: on any.
+
+    Example:
+        >>> kind_of_devices("T4", ("left", "right"))
+        'T4 in left and right'
+    """
+    return f"{device_type} in {' and '.join(groups)}" if groups else device_type

@@ -18,6 +18,7 @@ import numpy as np
 
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster, Device, NodeGroup
+from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import most_placed, on_nodes
 from dejavu.cost.collectives.transfer import TransferCost, fastest_link
 from dejavu.cost.priced_problem import Transfers, links_between
@@ -274,7 +275,7 @@ class _Prices:
         found = {}
         for name in self._cluster.device_counts:
             widths = {one.devices_per_node for one in configurations if one.device_type == name}
-            found[name] = most_placed(widths or {1}, on_nodes(self._cluster, name))
+            found[name] = most_placed(widths or {1}, on_nodes(self._cluster, Island(name)))
         return found
 
     def _rows(self, fitting: bool) -> list[tuple[StageConfiguration, int]]:
@@ -343,14 +344,16 @@ class _Prices:
         running, found = self._running, {}
         for a in self._kinds.values():
             for b in self._kinds.values():
-                link = fastest_link(self._cluster, a.name, b.name)
-                before = running.transfers[a.type_name, b.type_name]
-                usual = fastest_link(running.cluster, a.type_name, b.type_name)
+                link = fastest_link(self._cluster, Island(a.name), Island(b.name))
+                before = running.transfers[Island(a.type_name), Island(b.type_name)]
+                usual = fastest_link(running.cluster, Island(a.type_name), Island(b.type_name))
                 if link.assumed and usual.assumed:
                     per_byte = before.seconds_per_byte * usual.bytes_per_second / link.bytes_per_second
-                    found[a.name, b.name] = replace(before, seconds_per_byte=per_byte)
+                    found[Island(a.name), Island(b.name)] = replace(before, seconds_per_byte=per_byte)
                 else:
-                    found[a.name, b.name] = TransferCost(link.latency_seconds, 1 / link.bytes_per_second, "declared")
+                    found[Island(a.name), Island(b.name)] = TransferCost(
+                        link.latency_seconds, 1 / link.bytes_per_second, "declared"
+                    )
         return found
 
 

@@ -51,7 +51,7 @@ class Prices:
 
     Attributes:
         rows: the measurements, as they were when they were first asked for.
-        transfers: (sender's type, receiver's type) -> the cost of a message.
+        transfers: (sender's devices, receiver's) -> the cost of a message.
         errors: how far the price of a plan may be off.
     """
 
@@ -128,6 +128,8 @@ class Prices:
     def parts(self) -> tuple[Part, ...]:
         """The ways in which plans may take devices of the cluster; one, where a stage is one device."""
         parts = parts_of(self.request.cluster)
+        if self.request.workload.replan.action == "migrate":  # to nodes of other groups
+            parts = tuple(part for part in parts if not any(island.groups for island in part))
         return parts[:1] if self._is_one_device else parts
 
     @property
@@ -286,7 +288,7 @@ def _has_all_of(one: PricedProblem, other: PricedProblem) -> bool:
     """Return whether every plan of the other problem is one of this."""
     ours, theirs = one.problem, other.problem
     return set(theirs.configurations) <= set(ours.configurations) and all(
-        count <= ours.device_counts[name] for name, count in theirs.device_counts.items()
+        count <= ours.device_counts.get(name, 0) for name, count in theirs.device_counts.items()
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from dejavu.foundation.registry import named
+from dejavu.foundation.units import kind_of_devices
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 
@@ -95,6 +96,7 @@ class StageConfiguration:
         offload: what is kept elsewhere than on the devices.
         context_parallel: of the replicas, so many neighbours share their examples, and each has a part of the sequence
             through all layers; attention gathers keys and values (Llama 3, Dubey et al., 2024, section 3.3.2).
+        groups: the names of the groups of nodes that it may be on; empty: all that have the type.
     """
 
     device_type: str
@@ -108,6 +110,7 @@ class StageConfiguration:
     expert_parallel: bool = False
     offload: Offload = Offload()
     context_parallel: int = 1
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
@@ -133,6 +136,11 @@ class StageConfiguration:
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def kind(self) -> str:
+        """The devices that it may have: their type, and the groups of nodes if named; a key of `device_counts`."""
+        return kind_of_devices(self.device_type, self.groups)
 
     @property
     def shards_state(self) -> bool:
@@ -199,7 +207,7 @@ class StageConfiguration:
         return self.num_nodes * max(1.0, cards)
 
     def __str__(self) -> str:
-        parts = [f"{self.num_devices} × {self.device_type}"]
+        parts = [f"{self.num_devices} × {self.kind}"]
         if self.num_nodes > 1:
             parts[0] += f" on {self.num_nodes} nodes"
         if self.data_parallel > self.context_parallel:
@@ -221,7 +229,9 @@ class StageConfiguration:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"offload": self.offload.to_json()}
+        known = asdict(self) | {"offload": self.offload.to_json()}
+        groups = {"groups": list(self.groups)} if self.groups else {}  # else left out, as before they were
+        return {name: value for name, value in known.items() if name != "groups"} | groups
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StageConfiguration:
@@ -236,11 +246,14 @@ class StageConfiguration:
         for name, value in data.items():
             if name not in known:
                 raise PlanError(f"unknown key {name!r:.60} in configuration; wanted some of {', '.join(known)}")
-            if name != "offload" and (wanted := _wanted_instead(name, value, known[name])):
+            if name not in ("offload", "groups") and (wanted := _wanted_instead(name, value, known[name])):
                 raise PlanError(f"{name} is {value!r:.60}; wanted {wanted}")
         if "device_type" not in data:
             raise PlanError("configuration has no device_type; wanted the name of one of the cluster's")
-        return cls(**{**data, "offload": Offload.from_json(data.get("offload", False))})
+        groups = data.get("groups", [])
+        if not isinstance(groups, list) or not all(isinstance(name, str) for name in groups):
+            raise PlanError(f"groups is {groups!r:.60}; wanted a list of names of groups of nodes")
+        return cls(**{**data, "offload": Offload.from_json(data.get("offload", False)), "groups": tuple(groups)})
 
 
 def _wanted_instead(name: str, value: Any, usual: Any) -> str:
@@ -356,10 +369,10 @@ class Plan:
 
     @property
     def device_counts(self) -> Counter[str]:
-        """How many devices of each type the pipeline ranks take."""
+        """How many devices the pipeline ranks take, by `StageConfiguration.kind`."""
         counts = Counter[str]()
         for one in map(self.rank_configuration, range(len(self.ranks))):
-            counts[one.device_type] += one.num_devices
+            counts[one.kind] += one.num_devices
         return counts
 
     def rank_configuration(self, rank: int) -> StageConfiguration:

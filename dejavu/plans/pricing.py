@@ -61,7 +61,7 @@ def check(problem: Problem, plan: Plan) -> None:
         raise PlanError(f"the plan has {len(plan.stages)} stages; the problem wants at most {problem.max_stages}")
     used: dict[str, int] = dict.fromkeys(problem.device_counts, 0)
     for stage in plan.stages:
-        used[stage.configuration.device_type] += stage.configuration.num_devices
+        used[stage.configuration.kind] += stage.configuration.num_devices
     for name, count in used.items():
         have = problem.device_counts[name]
         if count > have or (problem.use_all_devices and count != have):

@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         layers: the L names, for messages and plans.
         configurations: the C ways in which a stage may be spread.
-        device_counts: how many devices of each type the cluster has.
+        device_counts: how many devices of each type, or of each island, the cluster has.
         costs: of any stage under any configuration.
         cut_bytes_L1: what crosses a cut before layer k, one microbatch, forward; the gradient that returns is as large.
         link_latency_seconds_CC, link_seconds_per_byte_CC: between neighbouring stages of two configurations.
@@ -87,9 +87,9 @@ class Problem:
             if not np.isfinite(table).all() or (table < 0).any():
                 raise PlanError(f"{name} holds a value that is negative or not finite")
         for configuration in self.configurations:
-            if configuration.device_type not in self.device_counts:
+            if configuration.kind not in self.device_counts:
                 raise PlanError(
-                    f"configuration {configuration} asks for {configuration.device_type!r}; "
+                    f"configuration {configuration} asks for {configuration.kind!r}; "
                     f"the cluster has {', '.join(self.device_counts)}"
                 )
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from dejavu.cluster import Cluster, this_machine
+from dejavu.cluster.islands import Island
 from dejavu.cluster.this_machine import VISIBLE, gpus_by_type
 from dejavu.cost.collectives.transfer import EXCHANGE, links_inside_nodes
 from dejavu.cost.kernels.calibration import calibration_kernels
@@ -199,7 +200,7 @@ class Profiler:
             step(f"transfers between two of {device_type}")
             yield from measure_link(device_type, self._least_sample_seconds)
 
-        links = links_inside_nodes(self.cluster, device_type, device_type)
+        links = links_inside_nodes(self.cluster, Island(device_type), Island(device_type))
         if num_devices < 2 or not any(
             link.assumed for link in links
         ):  # the cluster file's value takes precedence over a measurement

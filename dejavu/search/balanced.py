@@ -31,7 +31,7 @@ class Balanced(Search):
 
 def _balanced_rows(problem: Problem) -> Iterator[tuple[Row, list[int]]]:
     for c, configuration in enumerate(problem.configurations):
-        room = problem.device_counts[configuration.device_type] // configuration.num_devices
+        room = problem.device_counts[configuration.kind] // configuration.num_devices
         for cuts in balanced_cuts(_stage_seconds(problem, c), min(room, problem.most_stages)):
             yield [configuration] * (len(cuts) - 1), cuts
 

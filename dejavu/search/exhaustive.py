@@ -90,7 +90,7 @@ def all_plans(problem: Problem, is_late: Callable[[], bool] = lambda: False) -> 
         if room == 0:
             return
         for configuration in problem.configurations:
-            kind, taken = configuration.device_type, configuration.num_devices
+            kind, taken = configuration.kind, configuration.num_devices
             if taken <= left[kind]:
                 for stop in range(start + 1, problem.num_layers + 1):
                     if is_late():
@@ -105,7 +105,7 @@ def all_plans(problem: Problem, is_late: Callable[[], bool] = lambda: False) -> 
 def _after_one_stage(problem: Problem, types: tuple[str, ...], left: tuple[int, ...]) -> list[tuple[int, ...]]:
     rests = []
     for configuration in problem.configurations:
-        at = types.index(configuration.device_type)
+        at = types.index(configuration.kind)
         if configuration.num_devices <= left[at]:
             rests.append((*left[:at], left[at] - configuration.num_devices, *left[at + 1 :]))
     return rests

@@ -236,7 +236,7 @@ class _Program:
         """No type has more devices in use than there are; where all must be used, no fewer."""
         problem, X, Y = self.problem, len(self.start_X), len(self.cut_Y)
         types = list(problem.device_counts)
-        type_C = np.array([types.index(one.device_type) for one in problem.configurations])
+        type_C = np.array([types.index(one.kind) for one in problem.configurations])
         taken_C = np.array([float(one.num_devices) for one in problem.configurations])
         most = np.array([float(problem.device_counts[name]) for name in types])
         c_X = self.configuration_X

@@ -2,7 +2,8 @@
 
 A stage's mesh is `num_nodes` × `devices_per_node`; a tensor-parallel group is a run of devices inside one node, the
 replicas are strided over them, so that as many replica groups as there are tensor-parallel devices cross a node's
-network cards at once. Where nodes differ, a stage may get the slowest: its links are the slowest of its device type.
+network cards at once. Where nodes differ, a stage may get the slowest: its links are the slowest of all devices that
+it may have.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dejavu.cluster import Cluster, Link
+from dejavu.cluster.islands import Island, between_links
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.beside import StepLine
 from dejavu.cost.collectives.costs import CollectiveCosts
-from dejavu.cost.collectives.transfer import TransferCost, fastest, fit_one_node, links_between_nodes
+from dejavu.cost.collectives.transfer import TransferCost, fastest, fit_one_node
 from dejavu.cost.estimates import Estimate
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
@@ -47,8 +49,8 @@ class StageCollectives:
     def __init__(self, cluster: Cluster, database: ProfileDatabase | None, dtype: str) -> None:
         self._cluster, self._dtype = cluster, dtype
         self._costs = CollectiveCosts(cluster, database)
-        self._links: dict[str, Links] = {}
-        self._known: dict[tuple[str, str, Groups, int, int, float], Estimate] = {}
+        self._links: dict[Island, Links] = {}
+        self._known: dict[tuple[Island, str, Groups, int, int, float], Estimate] = {}
         self._lines: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def tensor_seconds(
@@ -57,14 +59,14 @@ class StageCollectives:
         """Price collectives of these sizes, one after another, in every tensor-parallel group of a node at once."""
         width = configuration.devices_per_node
         groups = _groups_of_neighbours(configuration.tensor_parallel, width)
-        return sum(self._seconds(configuration.device_type, name, groups, 1, width, size) for size in sizes_bytes)
+        return sum(self._seconds(Island.of(configuration), name, groups, 1, width, size) for size in sizes_bytes)
 
     def context_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str) -> float:
         """Price collectives of these sizes, one after another, among replicas that share examples, all at once."""
         t, c = configuration.tensor_parallel, configuration.context_parallel
         groups = _strided_groups(t, c * t, configuration.num_devices)
-        kind, mesh = configuration.device_type, (configuration.num_nodes, configuration.devices_per_node)
-        return sum(self._seconds(kind, name, groups, *mesh, size) for size in sizes_bytes)
+        island, mesh = Island.of(configuration), (configuration.num_nodes, configuration.devices_per_node)
+        return sum(self._seconds(island, name, groups, *mesh, size) for size in sizes_bytes)
 
     def data_seconds(
         self, configuration: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
@@ -76,10 +78,10 @@ class StageCollectives:
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
         """
         groups = _strided_groups(configuration.tensor_parallel, configuration.num_devices, configuration.num_devices)
-        kind, mesh = configuration.device_type, (configuration.num_nodes, configuration.devices_per_node)
+        island, mesh = Island.of(configuration), (configuration.num_nodes, configuration.devices_per_node)
         # Of what everybody sends to everybody, the size is that of all devices' together.
         times = dict.fromkeys(SUMS, gradient_bytes) | {"all_to_all": configuration.data_parallel * gradient_bytes}
-        return sum(self._seconds(kind, name, groups, *mesh, size_bytes * times.get(name, 1.0)) for name in names)
+        return sum(self._seconds(island, name, groups, *mesh, size_bytes * times.get(name, 1.0)) for name in names)
 
     def agreeing_seconds(self, configuration: StageConfiguration) -> float:
         """Price how replicas come to one judgement of gradients of which each device has parts, once a step."""
@@ -99,7 +101,7 @@ class StageCollectives:
         """
         if not size_bytes:
             return 0.0
-        link = between_link(self._cluster, device_type)
+        link = between_link(self._cluster, Island(device_type))
         return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
 
     def per_step_lines(
@@ -146,7 +148,7 @@ class StageCollectives:
         if not names or not positive:
             return 0.0, 0.0
         mesh = (configuration.num_nodes, configuration.devices_per_node, configuration.tensor_parallel)
-        key = (configuration.device_type, mesh, names, min(positive), sum(positive), gradient_bytes)
+        key = (Island.of(configuration), mesh, names, min(positive), sum(positive), gradient_bytes)
         if key not in self._lines:
             self._lines[key] = self._fitted(configuration, names, (min(positive), sum(positive)), gradient_bytes)
         return self._lines[key]
@@ -168,8 +170,8 @@ class StageCollectives:
         """Return the 90 % interval of such a stage's collectives, all that were priced together, as factors."""
         asked = [
             found
-            for (device_type, _, _, nodes, per_node, _), found in self._known.items()
-            if device_type == configuration.device_type
+            for (island, _, _, nodes, per_node, _), found in self._known.items()
+            if island == Island.of(configuration)
             and (nodes, per_node)
             in ((1, configuration.devices_per_node), (configuration.num_nodes, configuration.devices_per_node))
         ]
@@ -187,21 +189,21 @@ class StageCollectives:
         size_bytes: float,
     ) -> float:
         """Price one collective in all of these groups at once, on a mesh of (nodes, devices of each)."""
-        return self._seconds(device_type, name, groups, *mesh, size_bytes)
+        return self._seconds(Island(device_type), name, groups, *mesh, size_bytes)
 
     def _seconds(
-        self, device_type: str, name: str, groups: tuple[tuple[int, ...], ...], nodes: int, per_node: int, size: float
+        self, island: Island, name: str, groups: tuple[tuple[int, ...], ...], nodes: int, per_node: int, size: float
     ) -> float:
         if len(groups[0]) == 1 or size <= 0:
             return 0.0
-        key = (device_type, name, groups, nodes, per_node, size)
+        key = (island, name, groups, nodes, per_node, size)
         if key not in self._known:
             collective = Collective(name=name, replica_groups=groups, mesh_nodes=nodes, devices_per_node=per_node)
-            if device_type not in self._links:
-                inside, between = inside_link(self._cluster, device_type), between_link(self._cluster, device_type)
-                cards = self._cluster.cards_per_device(device_type)
-                self._links[device_type] = Links(inside or between, between, cards)
-            model = self._costs.model(name, device_type, self._links[device_type])
+            if island not in self._links:
+                inside, between = inside_link(self._cluster, island), between_link(self._cluster, island)
+                cards = min(group.cards_per_device for group in island.groups_of(self._cluster))
+                self._links[island] = Links(inside or between, between, cards)
+            model = self._costs.model(name, island.device_type, self._links[island])
             self._known[key] = model.estimate(collective, size, self._dtype)
         return self._known[key].seconds
 
@@ -222,24 +224,24 @@ def _strided_groups(stride: int, span: int, num_devices: int) -> Groups:
     )
 
 
-def inside_link(cluster: Cluster, device_type: str) -> Link | None:
-    """Return the slowest link inside a node that has several devices of this type; None where no node has."""
-    links = [group.link for group in cluster.groups if dict(group.devices).get(device_type, 0) > 1]
+def inside_link(cluster: Cluster, island: Island) -> Link | None:
+    """Return the slowest link inside a node that has several of these devices; None where no node has."""
+    links = [group.link for group in cluster.groups if island.on(group) > 1]
     return slowest(links) if links else None
 
 
-def between_link(cluster: Cluster, device_type: str) -> Link:
-    """Return the slowest link between two nodes that have devices of this type; inside a node if there is only one.
+def between_link(cluster: Cluster, island: Island) -> Link:
+    """Return the slowest link between two nodes that have some of these devices; inside a node if there is only one.
 
     With a single device nothing is ever sent.
     """
-    links = links_between_nodes(cluster, device_type, device_type)
-    return slowest(links or [group.link for group in cluster.groups if dict(group.devices).get(device_type, 0)])
+    links = between_links(cluster, island, island)
+    return slowest(links or [group.link for group in island.groups_of(cluster)])
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of two types of devices, by the best that stages on them may have as neighbours.
+    """Of two types of devices, or islands, by the best that stages on them may have as neighbours.
 
     Attributes:
         inside: between two single devices, in one node or in two.
@@ -252,9 +254,11 @@ class Neighbours:
     cards_per_device: tuple[float, float]
 
     @classmethod
-    def of(cls, cluster: Cluster, transfers: Mapping[tuple[str, str], TransferCost], a: str, b: str) -> Neighbours:
-        apart = links_between_nodes(cluster, a, b)
-        cards = (max(one.cards_per_device for one in cluster.groups if dict(one.devices).get(name)) for name in (a, b))
+    def of(
+        cls, cluster: Cluster, transfers: Mapping[tuple[Island, Island], TransferCost], a: Island, b: Island
+    ) -> Neighbours:
+        apart = between_links(cluster, a, b)
+        cards = (max(group.cards_per_device for group in island.groups_of(cluster)) for island in (a, b))
         return cls(transfers[a, b], fastest(apart) if apart else None, (next(cards), next(cards)))
 
 
@@ -277,9 +281,8 @@ def stage_transfer(
     if types.apart is not None:
         shared = min(one.lanes(cards) for one, cards in zip((a, b), types.cards_per_device, strict=True))
         found.append((types.apart.latency_seconds, 1.0 / (types.apart.bytes_per_second * shared)))
-    if not apart and fit_one_node(
-        cluster, Counter({a.device_type: a.num_devices}) + Counter({b.device_type: b.num_devices})
-    ):
+    both = Counter({Island.of(a): a.num_devices}) + Counter({Island.of(b): b.num_devices})
+    if not apart and fit_one_node(cluster, both):
         found.append((types.inside.latency_seconds, types.inside.seconds_per_byte / a.pairs_with(b)))
     if not found:  # they are never neighbours
         return 0.0, 0.0

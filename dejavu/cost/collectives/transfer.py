@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dejavu.cluster import Cluster, Link, NodeGroup, pair
+from dejavu.cluster import Cluster, Link, NodeGroup
+from dejavu.cluster.islands import Island, between_links, told_apart, whole_types
 from dejavu.profiles import Measurement, ProfileDatabase
 
 EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
@@ -29,19 +30,20 @@ class TransferCost:
     measured_inside: tuple[float, float] | None = None
 
 
-def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, receiver: str) -> TransferCost:
-    """Return the least that a message between neighbouring stages on devices of these types may cost.
+def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: Island, receiver: Island) -> TransferCost:
+    """Return the least that a message between neighbouring stages on these devices may cost.
 
     Latency and time per byte are each the least of all links that the two may have: what is proved of plans at these
     prices holds wherever their stages are. `bind` then tells what the actual devices' links cost. A link that was
     measured on this machine overrides what the file assumed inside a node, but not what a person declared.
     """
-    inside, between = links_inside_nodes(cluster, sender, receiver), links_between_nodes(cluster, sender, receiver)
+    inside, between = links_inside_nodes(cluster, sender, receiver), between_links(cluster, sender, receiver)
     if not inside and not between:  # one device in all: nothing is ever sent
         return TransferCost(0.0, 0.0, "declared")
     costs, measured = list(map(_as_in_the_file, inside)), None
     if any(link.assumed for link in inside):
-        rows = database.latest(kind="transfer", subject=EXCHANGE, device_type=sender, peer_device_type=receiver)
+        ends = {"device_type": sender.device_type, "peer_device_type": receiver.device_type}
+        rows = database.latest(kind="transfer", subject=EXCHANGE, **ends)
         measured = fit(rows) if len(rows) >= 2 else None
     if measured:
         costs = [measured if cost.source == "assumed" else cost for cost in costs]
@@ -59,25 +61,29 @@ def _as_in_the_file(link: Link) -> TransferCost:
     return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")
 
 
-def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[str, str], TransferCost]:
-    """Return the costs between any two of the cluster's device types: (sender, receiver) -> cost."""
-    names = tuple(cluster.device_counts)
-    return {(a, b): transfer_cost(cluster, database, a, b) for a in names for b in names}
+def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[Island, Island], TransferCost]:
+    """Return the costs between any two of the cluster's types, and any two islands: (sender, receiver) -> cost."""
+    return {
+        (a, b): transfer_cost(cluster, database, a, b)
+        for islands in (whole_types(cluster), told_apart(cluster))
+        for a in islands
+        for b in islands
+    }
 
 
-def links_of_neighbours(cluster: Cluster, a: str, b: str) -> list[Link]:
-    """Return every link that two devices of these types may have: inside a node that has both, and between nodes."""
-    return links_inside_nodes(cluster, a, b) + links_between_nodes(cluster, a, b)
+def links_of_neighbours(cluster: Cluster, a: Island, b: Island) -> list[Link]:
+    """Return every link that two of these devices may have: inside a node that has both, and between nodes."""
+    return links_inside_nodes(cluster, a, b) + between_links(cluster, a, b)
 
 
-def links_inside_nodes(cluster: Cluster, a: str, b: str) -> list[Link]:
-    """Return the links inside nodes that have two devices of these types."""
+def links_inside_nodes(cluster: Cluster, a: Island, b: Island) -> list[Link]:
+    """Return the links inside nodes that have two of these devices."""
     needed = Counter((a, b))
     return [group.link for group in cluster.groups if _has(group, needed)]
 
 
-def fastest_link(cluster: Cluster, a: str, b: str) -> Link:
-    """Return the greatest bandwidth and the least latency that two devices of these types may have."""
+def fastest_link(cluster: Cluster, a: Island, b: Island) -> Link:
+    """Return the greatest bandwidth and the least latency that two of these devices may have."""
     return fastest(links_of_neighbours(cluster, a, b))
 
 
@@ -89,20 +95,13 @@ def fastest(links: Sequence[Link]) -> Link:
     return replace(widest, latency_seconds=min(link.latency_seconds for link in links))
 
 
-def fit_one_node(cluster: Cluster, needed: Mapping[str, int]) -> bool:
-    """Return whether some node has so many devices of each type."""
+def fit_one_node(cluster: Cluster, needed: Mapping[Island, int]) -> bool:
+    """Return whether some node has so many of each of these devices."""
     return any(_has(group, needed) for group in cluster.groups)
 
 
-def _has(group: NodeGroup, needed: Mapping[str, int]) -> bool:
-    return all(dict(group.devices).get(name, 0) >= count for name, count in needed.items())
-
-
-def links_between_nodes(cluster: Cluster, a: str, b: str) -> list[Link]:
-    """Return the links between two nodes, one with devices of the one type and one with devices of the other."""
-    groups = [[group for group in cluster.groups if dict(group.devices).get(name, 0)] for name in (a, b)]
-    pairs = {pair(x.name, y.name) for x in groups[0] for y in groups[1] if x is not y or x.count > 1}
-    return [link for names, link in cluster.links_between.items() if names in pairs]
+def _has(group: NodeGroup, needed: Mapping[Island, int]) -> bool:
+    return all(island.on(group) >= count for island, count in needed.items())
 
 
 def fit(rows: Sequence[Measurement]) -> TransferCost:

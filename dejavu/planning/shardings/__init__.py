@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import meshes
 from dejavu.cost.kernels.sharding import layer_kernels
 from dejavu.foundation.processes.homes import Homes
@@ -134,7 +135,7 @@ class FoundSplits:
         declared = [one.most for layer in graph.layers if (one := layer.tensor_parallel) and one.weights is not None]
         found: dict[int, str] = {}
         for name in sorted(cluster.device_counts, key=lambda name: -cluster.device_counts[name]):
-            for _, width in meshes(cluster, name):
+            for _, width in meshes(cluster, Island(name)):
                 for degree in range(2, min(width, spread.max_tensor_parallel or width) + 1):
                     if width % degree == 0 and all(most % degree == 0 for most in declared):
                         found.setdefault(degree, name)

@@ -33,7 +33,7 @@ def _plans(priced: PricedProblem) -> list[Plan]:
     found = []
     for configuration in problem.configurations if B % 2 == 0 else ():
         if is_one_device(configuration):
-            most = min(problem.device_counts[configuration.device_type], problem.num_layers, B)
+            most = min(problem.device_counts[configuration.kind], problem.num_layers, B)
             for ranks in range(2, most + 1, 2):
                 stages = cut_evenly(priced, (configuration,) * ranks)
                 found.append(Plan(stages, "1f1b", B, both_ways=True))

@@ -8,7 +8,7 @@ plans only faster: bounds on such a problem hold for the problem that it is made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster
+from dejavu.cluster.islands import Island, told_apart_in
 from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan, StageConfiguration
@@ -66,20 +67,25 @@ def _content(one: StageConfiguration) -> dict[str, Any]:
 
 
 class Family(NamedTuple):
-    """Types of devices that share nodes.
+    """Kinds of devices that share nodes.
 
     Attributes:
-        most_devices: of these types together, on one node.
+        most_devices: of these kinds together, on one node.
     """
 
     number: int
     most_devices: int
 
 
-def _families(cluster: Cluster) -> dict[str, Family]:
-    """Return the family of each type of devices."""
-    nodes = [dict(group.devices) for group in cluster.groups]
-    number_of = {name: k for k, name in enumerate(cluster.device_counts)}
+def _nodes(cluster: Cluster, configurations: Iterable[StageConfiguration]) -> list[dict[str, int]]:
+    """Return how many devices of each kind a node of each group has."""
+    kinds = told_apart_in(cluster, (Island.of(one) for one in configurations))
+    return [{str(kind): kind.on(group) for kind in kinds if kind.on(group)} for group in cluster.groups]
+
+
+def _families(nodes: Sequence[Mapping[str, int]]) -> dict[str, Family]:
+    """Return the family of each kind of devices."""
+    number_of = {name: k for k, name in enumerate(dict.fromkeys(name for node in nodes for name in node))}
     for node in nodes:
         shared = {number_of[name] for name in node}
         number_of = {name: min(shared) if number in shared else number for name, number in number_of.items()}
@@ -119,7 +125,8 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
         apart: the problem as if every message left its node.
         schedules: of the plans.
     """
-    problem, families = priced.problem, _families(cluster)
+    problem = priced.problem
+    families = _families(_nodes(cluster, problem.configurations))
     returns = any(named(SCHEDULES, name).stages_per_rank > 1 for name in schedules)
     unit = gcd(*(one.devices_per_node for one in problem.configurations))
     rows = list(_fillings(problem.configurations, families, unit, returns=returns))
@@ -130,7 +137,7 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
     ones = [one for _, one in rows]
     place_C = np.array([one.place for one in ones])
     takes_C = np.array([one.devices_per_node // unit for one in ones])
-    family_C = np.array([-1 if one.num_nodes > 1 else families[one.device_type].number for one in ones])
+    family_C = np.array([-1 if one.num_nodes > 1 else families[one.kind].number for one in ones])
     is_first = np.array([one.is_first for one in ones])
     begins = (place_C == takes_C) & ~is_first
     alike = (family_C[:, None] == family_C[None, :]) & (family_C >= 0)[None, :]
@@ -142,7 +149,7 @@ def over_nodes(priced: PricedProblem, apart: PricedProblem, cluster: Cluster, sc
 
 def _is_little(ones: Sequence[PlacedConfiguration], num_layers: int) -> bool:
     """Return whether tables of so many configurations are small enough."""
-    kinds = {(one.device_type, one.num_nodes, one.num_devices, one.data_parallel, one.senders_per_node) for one in ones}
+    kinds = {(one.kind, one.num_nodes, one.num_devices, one.data_parallel, one.senders_per_node) for one in ones}
     places = {(one.place, one.is_first) for one in ones}
     messages = (num_layers + 1) * (len(kinds) * len(places)) ** 2
     return len(ones) <= MOST_CONFIGURATIONS and messages <= MOST_MESSAGES
@@ -154,7 +161,7 @@ def _fillings(
     """Yield each configuration's number with each place that it may have."""
     for c, one in enumerate(own):
         takes = one.devices_per_node // unit
-        upto = takes if one.num_nodes > 1 else max(takes, families[one.device_type].most_devices // unit)
+        upto = takes if one.num_nodes > 1 else max(takes, families[one.kind].most_devices // unit)
         for place in range(takes, upto + 1):
             yield c, PlacedConfiguration(**_content(one), place=place)
         if returns:
@@ -164,7 +171,7 @@ def _fillings(
 def inside_one(priced: PricedProblem, cluster: Cluster) -> list[PricedProblem]:
     """Return the problem on the devices of each kind of node that no other has all of."""
     problem, found = priced.problem, list[dict[str, int]]()
-    for node in sorted((dict(group.devices) for group in cluster.groups), key=lambda one: -sum(one.values())):
+    for node in sorted(_nodes(cluster, problem.configurations), key=lambda one: -sum(one.values())):
         counts = {name: min(count, node.get(name, 0)) for name, count in problem.device_counts.items()}
         if not any(all(counts[name] <= other[name] for name in counts) for other in found):
             found.append(counts)

@@ -74,9 +74,7 @@ def _sketches(request: PlanRequest, prices: Prices, limit: float) -> Iterator[_S
         count = problem.whole_microbatches
         for c, one in enumerate(problem.configurations):
             whole = float((priced.forward_seconds_CL[c] + priced.backward_seconds_CL[c]).sum())
-            stages = min(
-                problem.device_counts[one.device_type] // one.num_devices, problem.num_layers, count * MOST_UNITS
-            )
+            stages = min(problem.device_counts[one.kind] // one.num_devices, problem.num_layers, count * MOST_UNITS)
             if one.sequence_parts > 1 or one.offload != Offload() or stages < 2 or one.zero_level > 1:
                 continue
             least = whole * (count + (stages - 1) / MOST_UNITS) / stages

@@ -189,7 +189,7 @@ class Devices:
         use_CT = np.zeros((len(kept), len(types)), dtype=np.int64)
         for row, c in enumerate(kept):
             configuration = problem.configurations[c]
-            use_CT[row, types.index(configuration.device_type)] = configuration.num_devices
+            use_CT[row, types.index(configuration.kind)] = configuration.num_devices
         count_T = np.array([problem.device_counts[name] for name in types], dtype=np.int64)
         pairs = [(t, int(size)) for t in range(len(types)) for size in np.unique(use_CT[:, t]) if size > 1]
         rounded = [use_CT[:, t] // size for t, size in pairs]

@@ -57,7 +57,7 @@ class Undominated:
         order = sorted(range(len(problem.configurations)), key=lambda c: (problem.configurations[c].num_devices, c))
         for c in order:
             configuration = problem.configurations[c]
-            if configuration.num_devices > problem.device_counts[configuration.device_type]:
+            if configuration.num_devices > problem.device_counts[configuration.kind]:
                 continue
             instead_C[c] = c
             if problem.use_all_devices:
@@ -86,7 +86,7 @@ class Undominated:
 
 def _is_as_good(problem: Problem, class_C: Ints, tables: list[Floats], a: int, b: int) -> bool:
     one, other = problem.configurations[a], problem.configurations[b]
-    if one.device_type != other.device_type or class_C[a] != class_C[b] or one.num_devices > other.num_devices:
+    if one.kind != other.kind or class_C[a] != class_C[b] or one.num_devices > other.num_devices:
         return False
     return all(bool((table[a] <= table[b]).all()) for table in tables)
 

@@ -75,7 +75,7 @@ class PricedOptions:
             )
         use_CT = np.zeros((len(problem.configurations), len(types)), dtype=np.int64)
         for c, configuration in enumerate(problem.configurations):
-            use_CT[c, types.index(configuration.device_type)] = configuration.num_devices
+            use_CT[c, types.index(configuration.kind)] = configuration.num_devices
         self._use_NT = use_CT[options.configuration_N]
         self._packed_N = self._use_NT @ (1 << (self._bits * np.arange(len(types), dtype=np.int64)))
         self._start_N = np.repeat(np.arange(problem.num_layers), np.diff(options.first_L1))

@@ -54,7 +54,7 @@ def fit(problem: Problem, seconds: float) -> Fit:
             f"{_MOST_BYTES:.2g} bytes for their cuts; found {num_states:.2g} of {problem.num_layers} layers"
         )
     table, types = StageTable.of(problem), list(problem.device_counts)
-    type_C = [types.index(problem.configurations[c].device_type) for c in configuration_C]
+    type_C = [types.index(problem.configurations[c].kind) for c in configuration_C]
     taken_C = np.array([problem.configurations[c].num_devices for c in configuration_C], dtype=np.int64)
     counts_T = np.array(list(problem.device_counts.values()), dtype=np.int64)
     least_message_C, until_L1 = np.zeros(len(configuration_C)), np.zeros(problem.num_layers + 1, dtype=np.int64)

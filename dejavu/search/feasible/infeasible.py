@@ -28,7 +28,7 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
     clock = _Time(budget_seconds, is_feasible)
     counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
     if all(
-        configuration.num_devices > problem.device_counts[configuration.device_type]
+        configuration.num_devices > problem.device_counts[configuration.kind]
         for configuration in problem.configurations
     ):
         return f"no plan fits: every stage configuration takes more devices than there are ({counts})"
@@ -93,7 +93,7 @@ def _layer_in_no_stage(problem: Problem) -> int | None:
     least = min(problem.in_flight(s, n) for n in (1, L) for s in (0, n - 1))
     counts = problem.device_counts
     usable = np.array(
-        [configuration.num_devices <= counts[configuration.device_type] for configuration in problem.configurations]
+        [configuration.num_devices <= counts[configuration.kind] for configuration in problem.configurations]
     )
     if isinstance(costs, AdditiveCosts):
         held = np.maximum(least * costs.activation_bytes_CL + costs.temporary_bytes_CL, costs.step_bytes_CL)
@@ -118,7 +118,7 @@ def _alone(problem: Problem, layer: int) -> str:
     if not isinstance(costs, AdditiveCosts):
         return ""
     for c, configuration in enumerate(problem.configurations):
-        if configuration.num_devices > problem.device_counts[configuration.device_type]:
+        if configuration.num_devices > problem.device_counts[configuration.kind]:
             continue
         if costs.can_run_CL[c, layer] and costs.host_share(layer, layer + 1, c, problem.in_flight(0, 1)) <= 1:
             needs.append((costs.peak_bytes(layer, layer + 1, c, problem.in_flight(0, 1)), c))

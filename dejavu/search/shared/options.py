@@ -108,8 +108,8 @@ class Options:
             busy_N=busy,
             fits_N=kept_fits,
             need_J=need_J,
-            offset_G=np.array([how.num_devices * stride_of[how.device_type][0] for how in heads], dtype=np.int64),
-            block_G=np.array([stride_of[how.device_type][1] for how in heads], dtype=np.int64),
+            offset_G=np.array([how.num_devices * stride_of[how.kind][0] for how in heads], dtype=np.int64),
+            block_G=np.array([stride_of[how.kind][1] for how in heads], dtype=np.int64),
             class_G=group_rows[:, 1].copy(),
             transfer_L1AA=transfer_L1AA,
             link_busy_L1AA=(problem.num_microbatches - 1) * transfer_L1AA,
@@ -121,7 +121,7 @@ class Options:
 def usable(problem: Problem) -> Ints:
     """The configurations that the cluster has devices for."""
     counts = problem.device_counts
-    fit = (configuration.num_devices <= counts[configuration.device_type] for configuration in problem.configurations)
+    fit = (configuration.num_devices <= counts[configuration.kind] for configuration in problem.configurations)
     return np.flatnonzero(np.fromiter(fit, dtype=bool))
 
 
@@ -169,7 +169,7 @@ def _groups(problem: Problem, chosen: Ints, class_C: Ints) -> tuple[Ints, Ints, 
     types = list(problem.device_counts)
     keys = {
         int(c): (
-            types.index(problem.configurations[c].device_type),
+            types.index(problem.configurations[c].kind),
             int(class_C[c]),
             problem.configurations[c].num_devices,
         )
@@ -191,8 +191,8 @@ def most_stages(problem: Problem, chosen: Ints) -> int:
     smallest: dict[str, int] = {}
     for c in chosen:
         configuration = problem.configurations[c]
-        smallest[configuration.device_type] = min(
-            configuration.num_devices, smallest.get(configuration.device_type, configuration.num_devices)
+        smallest[configuration.kind] = min(
+            configuration.num_devices, smallest.get(configuration.kind, configuration.num_devices)
         )
     return min(problem.num_layers, sum(problem.device_counts[name] // taken for name, taken in smallest.items()))
 

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 def rows_of_one_type(problem: Problem) -> Iterator[list[StageConfiguration]]:
     """One configuration, any number of stages that there are devices for."""
     for configuration in problem.configurations:
-        room = problem.device_counts[configuration.device_type] // configuration.num_devices
+        room = problem.device_counts[configuration.kind] // configuration.num_devices
         for num_stages in range(1, min(room, problem.most_stages) + 1):
             yield [configuration] * num_stages
 
@@ -34,7 +34,7 @@ def rows_of_several_types(problem: Problem) -> Iterator[list[StageConfiguration]
         alike.setdefault(_shape(configuration), []).append(configuration)
     for present in alike.values():
         for order in _orders(present):
-            stages = [c for c in order for _ in range(problem.device_counts[c.device_type] // c.num_devices)]
+            stages = [c for c in order for _ in range(problem.device_counts[c.kind] // c.num_devices)]
             if 1 <= len(stages) <= problem.most_stages:
                 yield stages
 
@@ -123,4 +123,4 @@ def _orders(present: list[StageConfiguration]) -> Iterator[tuple[StageConfigurat
 
 
 def _shape(configuration: StageConfiguration) -> StageConfiguration:
-    return replace(configuration, device_type="")
+    return replace(configuration, device_type="", groups=())

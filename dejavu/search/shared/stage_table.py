@@ -169,9 +169,7 @@ def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:
 
 def _kinds(problem: Problem) -> Kinds:
     types, counts = list(problem.device_counts), list(problem.device_counts.values())
-    kinds = [
-        (types.index(configuration.device_type), configuration.num_devices) for configuration in problem.configurations
-    ]
+    kinds = [(types.index(configuration.kind), configuration.num_devices) for configuration in problem.configurations]
     usable = [c for c, (kind, taken) in enumerate(kinds) if taken <= counts[kind]]
     member = sorted(usable, key=lambda c: (kinds[c], c))
     first = [i for i, c in enumerate(member) if i == 0 or kinds[c] != kinds[member[i - 1]]] + [len(member)]

@@ -126,7 +126,7 @@ def bound_problem(priced: PricedProblem, best_seconds: float, choices: RankChoic
     problem = priced.problem
     C, L = len(problem.configurations), problem.num_layers
     types = list(problem.device_counts)
-    type_C = np.array([types.index(configuration.device_type) for configuration in problem.configurations])
+    type_C = np.array([types.index(configuration.kind) for configuration in problem.configurations])
     seconds_5CL = np.zeros((5, C, L))
     seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, priced.backward_seconds_CL
     seconds_5CL[BACKWARD_INPUT] = priced.parts_seconds_CL2[:, :, 0]

@@ -1,0 +1,243 @@
+"""Devices of one type with better links among themselves: what they cost, and that stages stay there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejavu.cluster import Cluster, load_cluster
+from dejavu.cluster.islands import MOST_ISLANDS, Island, between_links, told_apart, told_apart_in
+from dejavu.cost.collectives.inside_stages import between_link, inside_link
+from dejavu.foundation.errors import InputError
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest, Prices
+from dejavu.planning.candidates import bind_by_steps, simulate_bound
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.what_if.own_plan import price_own_plan
+from dejavu.workload import Workload
+from tests.conftest import spread
+
+MINE = "{kind: cuda, memory: 24 GiB, bandwidth: 900 GB/s, float32: 20 TFLOP/s}"
+FAST, SLOW = "100 Gbit/s", "1 Gbit/s"
+SITES = {  # groups: nodes, devices of one, link inside; links between groups
+    "two sites": ([(2, 2, "50 GB/s"), (2, 2, "50 GB/s")], {(0, 1): SLOW}),
+    "a pair of groups and one far away": (
+        [(1, 2, "50 GB/s"), (1, 2, "50 GB/s"), (2, 2, "50 GB/s")],
+        {(0, 2): SLOW, (1, 2): SLOW},
+    ),
+    "nodes with and without NVLink": ([(2, 4, "300 GB/s"), (2, 4, "12 GB/s")], {}),
+}
+ISLANDS = {
+    "two sites": [("g0",), ("g1",)],
+    "a pair of groups and one far away": [("g0", "g1"), ("g2",)],
+    "nodes with and without NVLink": [("g0",), ("g1",)],
+}
+
+
+def cluster_of(
+    folder: Path, groups: Sequence[tuple[int, int, str]], slow: dict[tuple[int, int], str], *, types: Sequence[str] = ()
+) -> Cluster:
+    """One type of devices, or one of the same figures for each group."""
+    names = types or ["Mine"] * len(groups)
+    nodes = [
+        f"- {{name: g{k}, count: {count}, devices: {{type: {name}, count: {width}}}, link: {{bandwidth: {link}}}}}"
+        for k, ((count, width, link), name) in enumerate(zip(groups, names, strict=True))
+    ]
+    pairs = [f"  - {{between: [g{a}, g{b}], bandwidth: {speed}}}" for (a, b), speed in slow.items()]
+    lines = ["nodes:", *nodes, "links:", f"  default: {{bandwidth: {FAST}, latency: 10 us}}"]
+    lines += ["  pairs:", *pairs] if pairs else []
+    lines += ["devices:", *(f"  {name}: {MINE}" for name in dict.fromkeys(names))]
+    (folder / "cluster.yaml").write_text("\n".join(lines))
+    return load_cluster(folder / "cluster.yaml")
+
+
+def named_apart(folder: Path, name: str) -> tuple[Cluster, dict[str, Island]]:
+    """The same cluster as if each island's devices were of a type of their own; the island of each such type."""
+    groups, slow = SITES[name]
+    islands = {f"Mine{k}": Island("Mine", own) for k, own in enumerate(ISLANDS[name])}
+    types = [next(t for t, one in islands.items() if f"g{k}" in one.groups) for k in range(len(groups))]
+    return cluster_of(folder, groups, slow, types=types), islands
+
+
+@cache
+def workload() -> Workload:
+    return Workload(
+        model="gpt",
+        model_options={"num_blocks": 3, "width": 256, "num_heads": 4},
+        data="synthetic",
+        synthetic={"num_classes": 256},
+        sequence_length=64,
+        batch_size=16,
+        num_microbatches=4,
+    )
+
+
+def prices_of(cluster: Cluster, folder: Path, **options: Any) -> Prices:
+    request = PlanRequest(workload().model_copy(update=options), cluster, folder / "profiles_db", Parallelism())
+    return Prices(request)
+
+
+def told_of(prices: Prices) -> list[PricedProblem]:
+    """The problems whose configurations name islands."""
+    return [one for one in prices.problems(4) if any(how.groups for how in one.problem.configurations)]
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_islands_are_groups_with_faster_links(name: str, tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, *SITES[name])
+    assert [island.groups for island in told_apart(cluster)] == ISLANDS[name]
+
+
+@pytest.mark.parametrize("seed", spread(range(60), 20))
+def test_a_type_falls_into_islands_of_whole_groups_whose_links_are_no_slower(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    groups = [
+        (int(rng.integers(1, 3)), int(rng.integers(1, 4)), f"{rng.choice([10, 50])} GB/s")
+        for _ in range(rng.integers(1, 6))
+    ]
+    ends = itertools.combinations_with_replacement(range(len(groups)), 2)
+    slow = {(a, b): f"{rng.choice([1, 10, 100])} Gbit/s" for a, b in ends if a != b or groups[a][0] > 1}
+    cluster = cluster_of(tmp_path, groups, slow)
+    whole, islands = Island("Mine"), told_apart(cluster)
+    if not islands:
+        return
+    assert sorted(name for one in islands for name in one.groups) == sorted(one.name for one in cluster.groups)
+    assert 1 < len(islands) <= MOST_ISLANDS
+    better = False
+    for island in islands:
+        inside, everywhere = inside_link(cluster, island), inside_link(cluster, whole)
+        if inside is not None and everywhere is not None:
+            assert inside.bytes_per_second >= everywhere.bytes_per_second
+            better |= inside.bytes_per_second > everywhere.bytes_per_second
+        if between_links(cluster, island, island):
+            own, slowest = (between_link(cluster, one).bytes_per_second for one in (island, whole))
+            assert own >= slowest
+            better |= own > slowest
+    assert better, "telling them apart says nothing"
+
+
+def test_groups_with_equal_links_are_no_islands_and_too_many_are_not_told_apart(tmp_path: Path) -> None:
+    alike = cluster_of(tmp_path, [(2, 2, "50 GB/s"), (1, 4, "50 GB/s"), (1, 1, "50 GB/s")], {})
+    assert told_apart(alike) == ()
+    for number in (MOST_ISLANDS, MOST_ISLANDS + 1):
+        far = dict.fromkeys(itertools.combinations(range(number), 2), SLOW)
+        islands = told_apart(cluster_of(tmp_path, [(2, 2, "50 GB/s")] * number, far))
+        assert len(islands) == (number if number <= MOST_ISLANDS else 0)
+
+
+def test_what_is_not_named_of_a_type_is_one_more(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, [(1, 2, "50 GB/s")] * 3, {(0, 1): SLOW})
+    assert told_apart_in(cluster, [Island("Mine", ("g1",))]) == (Island("Mine", ("g1",)), Island("Mine", ("g0", "g2")))
+    assert told_apart_in(cluster, []) == told_apart_in(cluster, [Island("Mine")]) == (Island("Mine"),)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_islands_are_priced_as_types_of_their_own(name: str, tmp_path: Path) -> None:
+    """A cluster that names each island's devices as another type, with the same figures, has the same problems."""
+    twin, islands = named_apart(tmp_path, name)
+    wanted = list(prices_of(twin, tmp_path).problems(4))
+    found = told_of(prices_of(cluster_of(tmp_path, *SITES[name]), tmp_path))
+    assert len(found) == len(wanted) > 0
+    for one, other in zip(found, wanted, strict=True):
+        ours, theirs = one.problem, other.problem
+        named = tuple(
+            replace(how, device_type="Mine", groups=islands[how.device_type].groups) for how in theirs.configurations
+        )
+        assert ours.configurations == named
+        assert list(ours.device_counts.values()) == list(theirs.device_counts.values())
+        for field, value in vars(theirs.costs).items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(getattr(ours.costs, field), value, err_msg=field)
+        for field in ("link_latency_seconds_CC", "link_seconds_per_byte_CC"):
+            np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field), err_msg=field)
+
+
+def plans_of(priced: PricedProblem, rng: np.random.Generator, number: int) -> list[Plan]:
+    """Drawn plans of up to four stages that the devices suffice for."""
+    problem, found = priced.problem, list[Plan]()
+    while len(found) < number:
+        S = int(rng.integers(1, 5))
+        cuts = [0, *sorted(map(int, rng.choice(np.arange(1, problem.num_layers), S - 1, replace=False)))]
+        how = [problem.configurations[int(c)] for c in rng.integers(len(problem.configurations), size=S)]
+        stages = tuple(Stage(a, b, one) for a, b, one in zip(cuts, [*cuts[1:], problem.num_layers], how, strict=True))
+        plan = Plan(stages, "1f1b", 4)
+        if all(count <= problem.device_counts[kind] for kind, count in plan.device_counts.items()):
+            found.append(plan)
+    return found
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_stages_stay_on_their_island_and_take_what_they_take_where_it_is_a_type(name: str, tmp_path: Path) -> None:
+    twin, islands = named_apart(tmp_path, name)
+    named = {island.groups: device_type for device_type, island in islands.items()}
+    theirs = prices_of(twin, tmp_path).problems(4)[0]
+    cluster = cluster_of(tmp_path, *SITES[name])
+    ours = told_of(prices_of(cluster, tmp_path))[0]
+    for plan in plans_of(ours, np.random.default_rng(1), 12):
+        bound = bind_by_steps(ours, plan, cluster)
+        for placed in bound.placements:
+            assert placed.device.group in bound.plan.rank_configuration(placed.pipeline_rank).groups
+        stages = (
+            replace(
+                one, configuration=replace(one.configuration, device_type=named[one.configuration.groups], groups=())
+            )
+            for one in plan.stages
+        )
+        other = bind_by_steps(theirs, replace(plan, stages=tuple(stages)), twin)
+        assert bound.step_seconds == other.step_seconds
+        assert simulate_bound(ours, bound, cluster).step_seconds == simulate_bound(theirs, other, twin).step_seconds
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_plan_that_names_islands_is_read_and_priced_as_it_was_written(name: str, tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, *SITES[name])
+    priced = told_of(prices_of(cluster, tmp_path))[0]
+    for plan in plans_of(priced, np.random.default_rng(2), 4):
+        again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+        assert again == plan
+        own = price_own_plan(PlanRequest(workload(), cluster, tmp_path / "profiles_db", Parallelism()), again)
+        bound = bind_by_steps(priced, plan, cluster, moves=False)
+        assert own.simulated_seconds == pytest.approx(simulate_bound(priced, bound, cluster).step_seconds)
+        assert "in g" in own.to_dict()["stages"][0]["configuration"]
+
+
+def test_one_whole_type_says_nothing_of_groups_as_before() -> None:
+    assert "groups" not in StageConfiguration("Mine").to_dict()
+    assert str(StageConfiguration("Mine")) == "1 × Mine"
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([("nowhere",), ()], "'nowhere'; the cluster has g0, g1"),
+        ([("g0",), ("g0", "g1")], "wanted groups that do not overlap"),
+        ([("g0",), ()], "wanted groups that do not overlap"),
+    ],
+)
+def test_groups_that_are_not_there_or_overlap_are_refused(
+    groups: list[tuple[str, ...]], said: str, tmp_path: Path
+) -> None:
+    cluster = cluster_of(tmp_path, *SITES["two sites"])
+    stages = [
+        Stage(0, 2, StageConfiguration("Mine", groups=groups[0])),
+        Stage(2, 5, StageConfiguration("Mine", groups=groups[1])),
+    ]
+    with pytest.raises(InputError, match=said):
+        Parallelism(only=tuple(stage.configuration for stage in stages)).configurations(cluster, 4)
+
+
+def test_a_training_that_moves_between_clusters_does_not_name_groups(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, *SITES["two sites"])
+    options = {"replan": {"action": "migrate"}, "trials": {"count": 0}}
+    following = Workload.model_validate({**workload().model_dump(), **options})
+    prices = Prices(PlanRequest(following, cluster, tmp_path / "profiles_db", Parallelism()))
+    assert prices.problems(4) and not told_of(prices)
