@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import gcd
@@ -10,7 +10,7 @@ from typing import Any
 
 from dejavu.cluster import Cluster
 from dejavu.cluster.islands import Island, whole_types
-from dejavu.cluster.meshes import Part, meshes
+from dejavu.cluster.meshes import AnyShare, Share, meshes
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import plural
 from dejavu.plans import Offload, StageConfiguration
@@ -116,7 +116,7 @@ class Parallelism:
         sequence_length: int = 0,
         num_experts: int = 0,
         context_length: int = 0,
-        part: Part | None = None,
+        part: Mapping[Island, Share | AnyShare] | None = None,
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 

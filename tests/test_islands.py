@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dejavu.binding import BindError
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cluster.islands import MOST_ISLANDS, Island, between_links, told_apart, told_apart_in
 from dejavu.cost.collectives.inside_stages import between_link, inside_link
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
-from dejavu.planning import PlanRequest, Prices
+from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.planning.candidates import bind_by_steps, simulate_bound
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.simulation.bound import simulated_lower_bound
+from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import Workload
 from tests.conftest import spread
@@ -165,13 +169,13 @@ def plans_of(priced: PricedProblem, rng: np.random.Generator, number: int) -> li
     """Drawn plans of up to four stages that the devices suffice for."""
     problem, found = priced.problem, list[Plan]()
     while len(found) < number:
-        S = int(rng.integers(1, 5))
+        S = int(rng.integers(1, 1 + min(4, problem.num_microbatches)))
         cuts = [0, *sorted(map(int, rng.choice(np.arange(1, problem.num_layers), S - 1, replace=False)))]
         how = [problem.configurations[int(c)] for c in rng.integers(len(problem.configurations), size=S)]
         stages = tuple(Stage(a, b, one) for a, b, one in zip(cuts, [*cuts[1:], problem.num_layers], how, strict=True))
-        plan = Plan(stages, "1f1b", 4)
-        if all(count <= problem.device_counts[kind] for kind, count in plan.device_counts.items()):
-            found.append(plan)
+        made = Plan(stages, "1f1b", problem.num_microbatches)
+        if all(count <= problem.device_counts[kind] for kind, count in made.device_counts.items()):
+            found.append(made)
     return found
 
 
@@ -241,3 +245,56 @@ def test_a_training_that_moves_between_clusters_does_not_name_groups(tmp_path: P
     following = Workload.model_validate({**workload().model_dump(), **options})
     prices = Prices(PlanRequest(following, cluster, tmp_path / "profiles_db", Parallelism()))
     assert prices.problems(4) and not told_of(prices)
+
+
+@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_no_plan_of_any_part_is_simulated_below_what_is_proved_of_all_together(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    """Of drawn plans on whole types and on islands, on their devices; and more is proved than of the parts alone."""
+    cluster = cluster_of(tmp_path, *SITES[name])
+    prices = prices_of(cluster, tmp_path)
+    joint = prices.of_all_parts(count)
+    assert joint is not None
+    rng, steps = np.random.default_rng(count), list[float]()
+    for priced in prices.problems(count):
+        for plan in plans_of(priced, rng, 25):
+            with suppress(BindError):
+                bound = bind_by_steps(priced, plan, cluster)
+                steps.append(simulate_bound(priced, bound, cluster).step_seconds)
+    asked: dict[str, Any] = {"schedules": ("1f1b",), "best_seconds": 2 * min(steps), "budget_seconds": 5.0}
+    proved = simulated_lower_bound(joint, **asked).seconds
+    assert proved <= min(steps)
+    of_parts = [simulated_lower_bound(priced, **asked) for priced in prices.problems(count)]
+    if all(not one.can_rise for one in of_parts):
+        assert proved >= min(one.seconds for one in of_parts) * (1 - 1e-6)
+
+
+def test_devices_of_a_type_are_counted_for_its_islands_too(tmp_path: Path) -> None:
+    """Two islands of four and stages on both: not eight on islands and eight more on the whole type."""
+    joint = prices_of(cluster_of(tmp_path, *SITES["two sites"]), tmp_path).of_all_parts(4)
+    assert joint is not None
+    assert dict(joint.problem.device_counts) == {"Mine": 8, "Mine in g0": 4, "Mine in g1": 4}
+    prices = bound_problem(joint, 1.0).prices
+    for how, use_T in zip(joint.problem.configurations, prices.use_CT, strict=True):
+        assert use_T[0] == how.num_devices, "whichever island it is on"
+        assert use_T[1:].sum() == (how.num_devices if how.groups else 0)
+        assert how.groups or how.num_nodes > 1
+
+
+def test_plans_on_islands_are_found_and_proved(tmp_path: Path) -> None:
+    """Two sites with a slow link between: most of the certificate's gap was messages over the fast ones."""
+    cluster = cluster_of(tmp_path, *SITES["two sites"])
+    folder, options = tmp_path / "profiles_db", {"schedules": ("1f1b",), "microbatches": (4,)}
+    sizes = {"num_blocks": 6, "width": 512, "num_heads": 8}
+    larger = workload().model_copy(update={"model_options": sizes, "sequence_length": 256, "batch_size": 32})
+    request = PlanRequest(larger, cluster, folder, Parallelism(), budget_seconds=20.0, **options)
+    choice = Planner().plan(request)
+    assert choice.gap is not None and choice.gap < 0.01
+    whole = Prices(choice.request).problems(4)[0]
+    assert not any(how.groups for how in whole.problem.configurations)
+    best = simulated_lower_bound(whole, schedules=("1f1b",), best_seconds=1.0, budget_seconds=5.0)
+    assert best.plan is not None and best.seconds < 0.99 * choice.simulated_seconds
+    on_devices = simulate_bound(whole, bind_by_steps(whole, best.plan, cluster), cluster)
+    assert on_devices.step_seconds >= choice.simulated_seconds * (1 - 1e-6)

@@ -39,6 +39,18 @@ class Share:
         return tuple(found[size] for size in sorted(found))
 
 
+@dataclass(frozen=True)
+class AnyShare:
+    """Meshes that stages may have, without regard to whether all can then be placed.
+
+    Attributes:
+        meshes, num_devices: as of `Share`.
+    """
+
+    meshes: tuple[tuple[int, int], ...]
+    num_devices: int
+
+
 Part = Mapping[Island, Share]  # what the stages of one plan may take of each type, or of each of its islands
 
 
@@ -64,7 +76,28 @@ def _parts(cluster: Cluster, islands: Sequence[Island]) -> Iterator[Part]:
         yield {island: own[min(k, len(own) - 1)] for island, own in shares.items()}
 
 
-def counts_of(part: Part) -> dict[str, int]:
+def every_part(cluster: Cluster) -> Mapping[Island, AnyShare]:
+    """Return what stages of all parts together may have, where types fall into islands; empty: none does.
+
+    A stage on one node is on an island. One on several is on an island or, of its whole type, on nodes of any: the
+    type's count holds for all of them together (`StageConfiguration.uses`).
+    """
+    islands = told_apart(cluster)
+    found = dict[Island, AnyShare]()
+    for whole in whole_types(cluster) if islands else ():
+        of_type = meshes(cluster, whole)
+        own = [island for island in islands if island.device_type == whole.device_type]
+        if own != [whole]:
+            found[whole] = AnyShare(tuple(mesh for mesh in of_type if mesh[0] > 1), sum(on_nodes(cluster, whole)))
+        for island in own:
+            nodes = on_nodes(cluster, island)
+            alone = {mesh for mesh in of_type if mesh[0] == 1 and mesh[1] <= max(nodes)}
+            sizes = sorted(alone | set(meshes(cluster, island)), key=lambda mesh: (mesh[0] * mesh[1], mesh))
+            found[island] = AnyShare(tuple(sizes) if own != [whole] else of_type, sum(nodes))
+    return found
+
+
+def counts_of(part: Mapping[Island, Share | AnyShare]) -> dict[str, int]:
     """Return how many devices of each type, or island, stages may take together."""
     return {str(island): share.num_devices for island, share in part.items()}
 

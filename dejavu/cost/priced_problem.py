@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cluster.islands import Island, told_apart_in
-from dejavu.cluster.meshes import Part, counts_of
+from dejavu.cluster.meshes import AnyShare, Share, counts_of
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import Neighbours, stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
@@ -39,7 +39,7 @@ def price_problem(
     parallelism: Parallelism,
     pass_costs: Mapping[str, PassCost] | None = None,
     backward_parts_L2: Mapping[str, Floats] | None = None,
-    part: Part | None = None,
+    part: Mapping[Island, Share | AnyShare] | None = None,
 ) -> PricedProblem:
     """Price the problem of cutting the layers into stages that may take several devices each.
 
@@ -49,7 +49,7 @@ def price_problem(
     Of several runs of the schedule in a step, each waits for the one before: what a run repeats is counted so often.
 
     Args:
-        transfers: (sender's devices, receiver's) -> the cost of a message, for every two of the cluster's types, and of
+        transfers: (sender's devices, receiver's) -> the cost of a message, for every two of the cluster's types and
             the islands that they fall into.
         part: of the cluster, whose devices stages take; None: all, of every part's meshes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -383,9 +384,23 @@ class _Planning:
         """Return lower bounds on the simulated step by problem; plans found meanwhile are candidates."""
         if not self._has_bounds:
             return {}
-        found = bounds.raised(chosen.simulated_seconds)
+        joint = {count: one for count in self.request.counts if (one := self.prices.of_all_parts(count))}
+        found = self._raised_together(joint) if joint else bounds.raised(chosen.simulated_seconds)
         self._consider_met(found)
         return found
+
+    def _raised_together(self, joint: Mapping[int, PricedProblem]) -> dict[int, SimulatedBound]:
+        """Return the same where problems with so many microbatches have one that has all their plans.
+
+        Plans that are known are on devices: in such a problem messages between islands take their links.
+        """
+        told = [joint.get(one.problem.whole_microbatches, one) for one in self.problems]
+        posed = list(dict.fromkeys(told))
+        on_devices = [self.simulator.bound(row.best) for row in self.rows if row.best is not None]
+        best_seconds = min((one.simulated_seconds for one in on_devices if one.fits), default=math.inf)
+        with self._homes(map(Posed, posed)) as homes:
+            found = RequestBounds(self.request, homes, self._tell, self._hear_bound).raised(best_seconds)
+        return {place: found[posed.index(one)] for place, one in enumerate(told)}
 
     def _anneal(self, homes: Homes[Posed]) -> None:
         """Look near the fastest plan of each schedule and number of microbatches, by the simulated step."""
@@ -434,7 +449,8 @@ class _Planning:
     def _consider_met(self, bounds: Mapping[int, SimulatedBound]) -> None:
         """Add the plans that were found while these were proved."""
         for place, bound in bounds.items():
-            if bound.plan is not None:
+            known = set(self.problems[place].problem.configurations)
+            if bound.plan is not None and known.issuperset(stage.configuration for stage in bound.plan.stages):
                 met = self.simulator.candidate(self.problems[place], bound.plan)
                 if met.fits:
                     self.rows.append(Considered(MET, met.priced, None, (met,)))

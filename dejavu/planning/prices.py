@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dejavu.cluster import Cluster
-from dejavu.cluster.meshes import Part, parts_of, widths_left_out
+from dejavu.cluster.islands import Island
+from dejavu.cluster.meshes import AnyShare, Part, Share, every_part, parts_of, widths_left_out
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.memory.layers import ForEachByte
@@ -133,16 +134,24 @@ class Prices:
         return parts[:1] if self._is_one_device else parts
 
     @property
+    def islands(self) -> tuple[Island, ...]:
+        """Groups of nodes on which stages may stay, of types that have several such; see `cluster.islands`."""
+        return tuple(dict.fromkeys(island for part in self.parts for island in part if island.groups))
+
+    @property
     def widths_left_out(self) -> str:
         """How stages may take devices of a node, where not every power of two is considered; else ""."""
         return "" if self._is_one_device else widths_left_out(self.parts, self.request.cluster)
 
     def widths_of(self, priced: PricedProblem) -> str:
-        """How stages of this problem's plans may take devices of a node, where that is not every power of two."""
+        """How stages of this problem's plans may take devices, where not on every node and in every power of two."""
         if self._is_one_device or self.request.spread.only:
             return self.widths_left_out
-        part = next(part for (*_, part), one in self._posed.items() if one is priced)
-        return widths_left_out(self.parts, self.request.cluster, self.parts[part])
+        part = self.parts[next(part for (*_, part), one in self._posed.items() if one is priced)]
+        islands = [str(island) for island in part if island.groups]
+        said = [f"each stage is on one of {', '.join(islands)}"] if islands else []
+        widths = widths_left_out(self.parts, self.request.cluster, part)
+        return " and ".join([*said, *([widths] if widths else [])])
 
     @property
     def _is_one_device(self) -> bool:
@@ -190,21 +199,52 @@ class Prices:
         """
         key = num_microbatches, slices or slice_lengths(self.request.workload), only, part
         if key not in self._posed:
-            request = self.request
-            graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
-            priced = price_problem(
-                self._parallel,
-                request.cluster,
-                request.split(num_microbatches, slices),
-                self.transfers,
-                replace(request.spread, only=only, also_unsplit=True) if only else request.spread,
-                {name: pass_cost(self.rows, name) for name in types},
-                {name: backward_parts(self.rows, graph, name) for name in types},
-                None if only or request.spread.only else self.parts[part],
-            )
-            most = most_ranks(priced.problem, request.allowed_schedules)
-            self._posed[key] = replace(priced, problem=replace(priced.problem, max_stages=most))
+            taken = None if only or self.request.spread.only else self.parts[part]
+            self._posed[key] = self._problem(num_microbatches, slices, only, taken)
         return self._posed[key]
+
+    def of_all_parts(self, num_microbatches: int) -> PricedProblem | None:
+        """Return a problem that has the plans of every part, and more, to prove what holds for all of these.
+
+        A stage on one node is on one of its type's islands there, and messages between islands take their links. Not
+        all of its plans can be placed, and searches do not know how its devices are counted (`AnyShare`).
+
+        Returns:
+            None where types have no islands, or a part has stages that this has not.
+        """
+        if not self.islands:
+            return None
+        every, problems = every_part(self.request.cluster), self.problems(num_microbatches)
+        joint = self._problem(num_microbatches, (), (), every)
+        known, nodes = set(joint.problem.configurations), self.request.cluster.groups
+        for one in (one for priced in problems for one in priced.problem.configurations if one not in known):
+            islands = [i for i in every if i.device_type == one.device_type and one.num_nodes == 1]
+            wide = [i for i in islands if i.groups and max(map(i.on, nodes)) >= one.devices_per_node]
+            if not wide or not all(replace(one, groups=island.groups) in known for island in wide):
+                return None
+        return joint
+
+    def _problem(
+        self,
+        num_microbatches: int,
+        slices: tuple[int, ...],
+        only: tuple[StageConfiguration, ...],
+        part: Mapping[Island, Share | AnyShare] | None,
+    ) -> PricedProblem:
+        request = self.request
+        graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
+        priced = price_problem(
+            self._parallel,
+            request.cluster,
+            request.split(num_microbatches, slices),
+            self.transfers,
+            replace(request.spread, only=only, also_unsplit=True) if only else request.spread,
+            {name: pass_cost(self.rows, name) for name in types},
+            {name: backward_parts(self.rows, graph, name) for name in types},
+            part,
+        )
+        most = most_ranks(priced.problem, request.allowed_schedules)
+        return replace(priced, problem=replace(priced.problem, max_stages=most))
 
     def priced_for(self, plan: Plan) -> PricedProblem:
         """Return the problem of a plan; of one whose slices the planner found, with its configurations alone.

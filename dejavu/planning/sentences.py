@@ -192,6 +192,9 @@ def _limits(choice: Choice) -> tuple[str, list[str]]:
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
     if widths := choice.prices.widths_left_out:
         parts.append(f"where {widths}")
+    if islands := choice.prices.islands:
+        named = ", ".join(map(str, islands))
+        parts.append(f"where links inside stages are the slowest of their type unless each stage is on one of {named}")
     workload = choice.request.workload
     could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
     could_share &= not workload.in_slices and choice.request.cluster.num_devices > 1

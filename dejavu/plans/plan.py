@@ -142,6 +142,10 @@ class StageConfiguration:
         """The devices that it may have: their type, and the groups of nodes if named; a key of `device_counts`."""
         return kind_of_devices(self.device_type, self.groups)
 
+    def uses(self, kind: str) -> int:
+        """Return how many devices of a kind it takes; of a type's name, also where it names groups of nodes."""
+        return self.num_devices if kind in (self.kind, self.device_type) else 0
+
     @property
     def shards_state(self) -> bool:
         """Whether replicas shard what the optimizer has of a weight, and perhaps more (ZeRO)."""

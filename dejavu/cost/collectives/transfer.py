@@ -62,13 +62,9 @@ def _as_in_the_file(link: Link) -> TransferCost:
 
 
 def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[Island, Island], TransferCost]:
-    """Return the costs between any two of the cluster's types, and any two islands: (sender, receiver) -> cost."""
-    return {
-        (a, b): transfer_cost(cluster, database, a, b)
-        for islands in (whole_types(cluster), told_apart(cluster))
-        for a in islands
-        for b in islands
-    }
+    """Return the costs between any two of the cluster's types and islands: (sender, receiver) -> cost."""
+    every = dict.fromkeys((*whole_types(cluster), *told_apart(cluster)))
+    return {(a, b): transfer_cost(cluster, database, a, b) for a in every for b in every}
 
 
 def links_of_neighbours(cluster: Cluster, a: Island, b: Island) -> list[Link]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
+from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP
 from dejavu.simulation.bound._prefix_sums import BoundProblem
 
 _DIRECTIONS = 256  # of prices
@@ -30,7 +30,7 @@ def balance_seconds(problem: BoundProblem, most_ranks: int) -> Floats:
     possible_CL = problem.possible_CL
     work_CL[~possible_CL] = np.inf
     direction_DT1 = _directions(len(prices.count_T))
-    worth_D = _worth(work_CL, direction_DT1, prices.type_C, prices.devices_C)
+    worth_D = _worth(work_CL, direction_DT1[:, :-1] @ prices.use_CT.T + direction_DT1[:, -1:])
     ranks_P = np.arange(1, most_ranks + 1)
     paid_DP = (direction_DT1[:, :-1] @ prices.count_T)[:, None] + direction_DT1[:, -1:] * ranks_P
     most_P: Floats = (worth_D[:, None] / paid_DP).max(axis=0)
@@ -47,17 +47,14 @@ def _directions(num_types: int) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _worth(work_CL: Floats, direction_DT1: Floats, type_C: Integers, devices_C: Integers) -> Floats:
+def _worth(work_CL: Floats, pays_DC: Floats) -> Floats:
     """Σ over layers of the least that a rank would pay for it."""
-    D, C, L = len(direction_DT1), len(work_CL), work_CL.shape[1]
+    (D, C), L = pays_DC.shape, work_CL.shape[1]
     worth_D = np.zeros(D)
     for d in range(D):
-        pays_C = np.empty(C)
-        for c in range(C):
-            pays_C[c] = direction_DT1[d, type_C[c]] * devices_C[c] + direction_DT1[d, -1]
         for layer in range(L):
             least = np.inf
             for c in range(C):
-                least = min(least, pays_C[c] * work_CL[c, layer])
+                least = min(least, pays_DC[d, c] * work_CL[c, layer])
             worth_D[d] += least
     return worth_D

@@ -146,7 +146,7 @@ def _walk(
     Depth first: stage s stands at one of its options (a configuration, a stop), the stages before it at theirs.
     """
     message_L1GGM, class_C = prices.message_L1GGM, prices.class_C
-    type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
+    use_CT, left_T = prices.use_CT, prices.count_T.copy()
     sum_NSCL1, fixed_NSC, cut_NSM, left_NSL1G, constant_N = lines
     (limit, most_steps, lowers), (partner_S, share_SCLL1) = limits, ranks
     remembers = share_SCLL1.shape[0] > 0
@@ -164,10 +164,10 @@ def _walk(
             stop_S[s] += 1
         else:  # a rank's second stage has the configuration of its first
             if c >= 0 and partner == NOTHING:
-                left_T[type_C[c]] += devices_C[c]
+                left_T += use_CT[c]
             if partner == NOTHING:
                 c += 1
-                while c < C and devices_C[c] > left_T[type_C[c]]:
+                while c < C and (use_CT[c] > left_T).any():
                     c += 1
             else:
                 c = configuration_S[partner] if c < 0 else C
@@ -176,7 +176,7 @@ def _walk(
                 s -= 1
                 continue
             if partner == NOTHING:
-                left_T[type_C[c]] -= devices_C[c]
+                left_T -= use_CT[c]
             configuration_S[s] = c
             stop_S[s] = start_S[s] + 1 if s < S - 1 else L
         steps += 1
@@ -257,7 +257,7 @@ def _fill_times(
     time_S3: Floats,
 ) -> None:
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
-    sum_5CL1, pass_C, per_step_C, message_L1GGM, class_C, _, _, _ = prices
+    sum_5CL1, pass_C, per_step_C, message_L1GGM, class_C, _, _ = prices
     S, rank_S = len(stop_S), order.rank_S
     for s in range(S):
         c, start = configuration_S[s], stop_S[s - 1] if s else 0

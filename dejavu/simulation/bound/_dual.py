@@ -79,8 +79,7 @@ class Dual:
         """Add a plan that weights should make expensive, and its longest path."""
         times = times_of(self.prices, self.order, stop_S, how_S)
         seconds, line = longest_path(self.order, times)
-        use_T = np.zeros(len(self.prices.count_T))
-        np.add.at(use_T, self.prices.type_C[how_S], self.share * self.prices.devices_C[how_S])
+        use_T = self.share * self.prices.use_CT[how_S].sum(axis=0)
         self._plans.append(_Seen(stop_S, how_S, times, use_T, []))
         self.lines.append(line)
         first_S = np.unique(self.order.rank_S, return_index=True)[1][self.order.rank_S]  # the first stage of its rank
@@ -110,7 +109,7 @@ class Dual:
         stage_S5 = sum(weight_N[n] * self.lines[n].stage_S5 for n in used)
         cut_S3 = sum(weight_N[n] * self.lines[n].cut_S3 for n in used)
         prices = self.prices
-        price_C = price_T[prices.type_C] * prices.devices_C * self.share
+        price_C = self.share * (prices.use_CT @ price_T)
         weigh = weights(stage_S5, cut_S3, price_C, back_after(self.order, prices))
         return self.cheapest(weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
 

@@ -33,8 +33,8 @@ class BoundPrices(NamedTuple):
         per_step_C: what a stage does once a step besides.
         message_L1GGM: across a cut, from a class to a class, one way: its three parts. Where links are directed, also
             those of a message that goes back to the rank before; each stage has weights for the one or the other.
-        class_C, type_C, devices_C: of the configurations.
-        count_T: the cluster's devices.
+        class_C: of the configurations.
+        use_CT, count_T: devices that a stage takes, and that there are, of each kind and of all kinds of a type.
     """
 
     sum_5CL1: Floats
@@ -42,8 +42,7 @@ class BoundPrices(NamedTuple):
     per_step_C: Floats
     message_L1GGM: Floats
     class_C: Integers
-    type_C: Integers
-    devices_C: Integers
+    use_CT: Integers
     count_T: Integers
 
 
@@ -98,12 +97,12 @@ class BoundProblem:
 
     @property
     def most_ranks(self) -> int:
-        """Pipeline ranks that a plan can have: each takes the fewest devices of its type."""
-        prices, ranks = self.prices, 0
-        for t, count in enumerate(prices.count_T):
-            least = prices.devices_C[prices.type_C == t].min(initial=count + 1)
-            ranks += int(count // least)
-        problem = self.priced.problem
+        """Pipeline ranks that a plan can have: each takes the fewest devices of its type, or of its kind."""
+        problem, least = self.priced.problem, dict[str, int]()
+        for one in problem.configurations:
+            name = one.device_type if one.device_type in problem.device_counts else one.kind
+            least[name] = min(least.get(name, one.num_devices), one.num_devices)
+        ranks = sum(problem.device_counts[name] // taken for name, taken in least.items())
         return min(ranks, problem.most_stages, problem.num_microbatches)
 
     @cached_property
@@ -125,8 +124,6 @@ def bound_problem(priced: PricedProblem, best_seconds: float, choices: RankChoic
     """
     problem = priced.problem
     C, L = len(problem.configurations), problem.num_layers
-    types = list(problem.device_counts)
-    type_C = np.array([types.index(configuration.kind) for configuration in problem.configurations])
     seconds_5CL = np.zeros((5, C, L))
     seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, priced.backward_seconds_CL
     seconds_5CL[BACKWARD_INPUT] = priced.parts_seconds_CL2[:, :, 0]
@@ -146,9 +143,8 @@ def bound_problem(priced: PricedProblem, best_seconds: float, choices: RankChoic
         per_step_C=np.minimum(per_step_C, cap),
         message_L1GGM=message_L1GGM,
         class_C=class_C,
-        type_C=type_C,
-        devices_C=np.array([configuration.num_devices for configuration in problem.configurations]),
-        count_T=np.array([problem.device_counts[name] for name in types]),
+        use_CT=np.array([[one.uses(kind) for kind in problem.device_counts] for one in problem.configurations]),
+        count_T=np.array(list(problem.device_counts.values())),
     )
     return BoundProblem(priced, prices, _max_in_flight(priced), choices)
 

@@ -70,7 +70,7 @@ def _vee_walk(
 ) -> tuple[bool, float, int]:
     """As `_chain_walk._walk`, depth first over ranks, which have two stages each."""
     message_L1GGM, class_C = prices.message_L1GGM, prices.class_C
-    type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
+    use_CT, left_T = prices.use_CT, prices.count_T.copy()
     sum_NSCL1, fixed_NSC, cut_NSM, left_NPL1L1G, constant_N = lines
     limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape
@@ -95,15 +95,15 @@ def _vee_walk(
             far_P[r] = until_P1[r] - 1 if r < P - 1 else near_P[r]
         else:
             if c >= 0:
-                left_T[type_C[c]] += devices_C[c]
+                left_T += use_CT[c]
             c += 1
-            while c < C and devices_C[c] > left_T[type_C[c]]:
+            while c < C and (use_CT[c] > left_T).any():
                 c += 1
             if c == C:
                 configuration_P[r] = -1
                 r -= 1
                 continue
-            left_T[type_C[c]] -= devices_C[c]
+            left_T -= use_CT[c]
             configuration_P[r], near_P[r] = c, from_P1[r] + 1
             far_P[r] = until_P1[r] - 1 if r < P - 1 else near_P[r]
         steps += 1
