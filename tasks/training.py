@@ -55,6 +55,7 @@ from dejavu.trials import (
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import own_code
+from dejavu.workload.models.hugging_face import PREFIX
 from dejavu.workload.pretrained import check_pretrained, fingerprint, folder_of
 from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
@@ -199,11 +200,13 @@ def has_other_weights(job: TrainingJob) -> bool:
 
 
 def changed_code(job: TrainingJob) -> str:
-    """Say which files of the model are not those that the training began with; "": none is known to have changed."""
+    """Say what of the model is not what the training began with; "": nothing is known to have changed."""
     was, now = job.model_code, own_code(job.workload) if job.model_code else {}
     changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
     if not changed:
         return ""
+    if job.workload.model.startswith(PREFIX):
+        return f"the config of model {job.workload.model} is not that with which this training began"
     modules = f"module{'' if len(changed) == 1 else 's'} {', '.join(changed)}"
     return f"the code of model {job.workload.model} is not that with which this training began ({modules})"
 

@@ -125,6 +125,30 @@ def test_a_model_whose_code_has_changed_is_told_before_a_training_goes_on(
         assert differ.endswith(f"rounding. T{said}" if file else "rounding")
 
 
+@pytest.mark.parametrize("activation", ["gelu_new", "relu"])
+def test_a_config_that_has_changed_is_told_before_a_training_goes_on(
+    activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**config, "activation_function": "gelu_new"}))
+    workload = TINY.model_copy(update={"model": f"hf:{file}", "model_options": {}, "sequence_length": 16})
+    monkeypatch.setattr(training, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(training, "remembered_reference", lambda *_: (2.0, 1.0, 1.0))
+    folder = tmp_path / "run"
+    binding = job_of(workload, folder).binding
+    training.prepare_training.fn(workload, binding, None, folder)
+    file.write_text(json.dumps({**config, "activation_function": activation}))
+    with caplog.at_level(logging.WARNING, logger="test"):
+        job = training.resume_training.fn(workload, binding, folder)
+        training.compare_with_one_process.fn(job, _result(), tmp_path / "trials")
+    *told, differ = [one.getMessage() for one in caplog.records]
+    said = f"he config of model hf:{file} is not that with which this training began"
+    is_other = activation != "gelu_new"
+    assert told == ([f"t{said}: it goes on with what is there now"] if is_other else [])
+    assert differ.endswith(f"rounding. T{said}" if is_other else "rounding")
+
+
 def _leave(weights: Path) -> None:
     """Change nothing."""
 

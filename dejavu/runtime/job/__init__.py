@@ -42,7 +42,7 @@ class TrainingJob:
         data_fingerprint: of the examples that the training began with (`Dataset.fingerprint`); empty where they were
             not told yet.
         model_code: of each module of a model of one's own, by its name, a hash of its text as the training began
-            (`workload.models.own_code`); empty where it was not told yet.
+            (`workload.models.own_code`), of one of transformers its config.json's; empty where it was not told yet.
         pretrained_fingerprint: of the files of the saved weights that the training started from
             (`workload.pretrained.fingerprint`); empty where it started from none, or they were not told yet.
     """

@@ -105,9 +105,15 @@ def model_of(workload: Workload) -> Model:
 
 
 def own_code(workload: Workload) -> dict[str, str]:
-    """Hash the text of each module that a model of one's own is made by, by its name; none of a model of the zoo."""
+    """Hash the text of each module that a model of one's own is made by, by its name; none of a model of the zoo.
+
+    Of a model of transformers it is the text of its config.json.
+    """
+    if workload.model.startswith(PREFIX):
+        config = load_config(workload.model, workload.model_options).path
+        return {config.name: stable_hash(config.read_text())}
     module, is_own, _ = workload.model.partition(":")
-    if not is_own or workload.model.startswith(PREFIX):
+    if not is_own:
         return {}
     return {name: stable_hash(text.decode(errors="replace")) for name, text in imported_texts(module).items()}
 
