@@ -186,8 +186,10 @@ def local_training(resume: str, *, train: bool = True) -> str:
 def _last_training(project: Path) -> str:
     from dejavu.launch.running import status_of
 
-    found = status_of(project).training
-    if found is None:
+    status = status_of(project)
+    if status.unread:  # what goes on is the last one, or none
+        raise InputError(f"--resume {LAST}: {status.unread}")
+    if (found := status.training) is None:
         raise InputError(f"--resume {LAST}: there has been no training in {project}; `dejavu run` starts one")
     return os.path.relpath(found.folder, project)
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from dejavu.cluster import load_cluster
 from dejavu.foundation.errors import InputError
-from dejavu.launch.running import status_of, training_in
+from dejavu.launch.running import status_of
 from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
 from dejavu.runtime.job import DIVERGED, job_to_resume, prepared_job
@@ -163,7 +163,13 @@ def test_a_folder_without_trainings_says_so(tmp_path: Path) -> None:
         "no training runs in this folder",
         "there has been none; `dejavu run` starts one",
     ]
-    assert status_to_dict(status_of(tmp_path)) == {"state": "idle", "holder": None, "since": None, "training": None}
+    assert status_to_dict(status_of(tmp_path)) == {
+        "state": "idle",
+        "holder": None,
+        "since": None,
+        "training": None,
+        "unread": "",
+    }
 
 
 @pytest.mark.parametrize("steps", [0, 1, 25])
@@ -315,14 +321,27 @@ def test_a_training_that_failed_by_itself_says_at_what(
     assert "ended before its last step" in later and later.endswith(f"`dejavu run --resume {folder}` continues it")
 
 
-def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:
-    whole = prepared(tmp_path, 3)
+@pytest.mark.parametrize("has_another", [True, False])
+def test_a_training_whose_files_are_damaged_is_passed_over_and_told(
+    has_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--resume last` goes on with none before it, as if that were the last."""
+    whole = prepared(tmp_path, 3) if has_another else None
     broken = prepared(tmp_path, 3, "broken")
     (broken / "job.json").write_text('{"workload": ')
     os.utime(broken / "job.json", (time.time() + 10, time.time() + 10))
-    assert training_in(broken) is None
-    found = status_of(tmp_path).training
-    assert found is not None and found.folder == whole
+    found = status_of(tmp_path)
+    assert (found.training and found.training.folder) == whole
+    assert (
+        f"{'a later one' if has_another else 'the last'}: {broken}/job.json cannot be read" in status_lines(found)[-1]
+    )
+    assert f"{broken}/job.json cannot be read" in status_to_dict(found)["unread"]
+    with alone_in(tmp_path, "gpt on desk"):
+        record_training(tmp_path, broken)
+        assert status_lines(status_of(tmp_path))[0].endswith(") trains")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"--resume last: .*broken/job.json cannot be read"):
+        local_training("last")
 
 
 @pytest.mark.parametrize("name", ["job.json", "progress.jsonl", "result.json", "warnings.txt"])

@@ -426,7 +426,7 @@ def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Pat
         launch(job)
     assert "Traceback" not in str(said.value)
     found = training_in(tmp_path)
-    assert found is not None and found.diverged and "the loss of step 35 is nan" in (found.failure or "")
+    assert found.diverged and "the loss of step 35 is nan" in (found.failure or "")
     kept = complete_checkpoints(job.checkpoints)[-1]
     state = read_checkpoint(kept, {builder.name for builder in layers_of(job.workload)})
     assert first_not_finite(state) is None and checkpoint_step(kept) == 33

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.training_lock import STOPPED, Holder, holder_in
-from dejavu.runtime.job import DIVERGED, TrainingJob
+from dejavu.runtime.job import DIVERGED, TrainingJob, job_in
 from dejavu.runtime.process.failures import read_failures
 from dejavu.runtime.process.heartbeat import last_attempt
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -84,11 +84,13 @@ class Status:
 
     Attributes:
         holder: who measures, plans or trains there now; None: nobody.
-        training: that is running where `is_training`; else the last one; None: there never was one.
+        training: that is running where `is_training`; else the last one that can be read; None: there is none.
+        unread: why a training after that one cannot be read, as where its data are gone; empty: there is none.
     """
 
     holder: Holder | None
     training: Training | None
+    unread: str = ""
 
     @property
     def is_training(self) -> bool:
@@ -110,23 +112,29 @@ class Status:
 
 
 def status_of(project: Path) -> Status:
-    """Look at the folder of a project; trainings whose files cannot be read are passed over."""
+    """Look at the folder of a project; trainings whose files cannot be read are passed over, the last of them told."""
     holder = holder_in(project)
     jobs = filter(Path.is_file, (project / ".dejavu" / "runs").glob("*/job.json"))  # a link may lead nowhere
     latest = [path.parent for path in sorted(jobs, key=lambda path: path.stat().st_mtime, reverse=True)]
     if holder is not None and holder.training:  # of an older job, or of one that is in another folder
         own = Path(holder.training)
         latest = [next((folder for folder in latest if folder.resolve() == own), own), *latest]
-    found = (training for folder in latest if (training := training_in(folder)) is not None)
-    return Status(holder, next(found, None))
+    unread = ""
+    for folder in latest:
+        try:
+            return Status(holder, training_in(folder), unread)
+        except InputError as error:
+            unread = unread or str(error)
+    return Status(holder, None, unread)
 
 
-def training_in(folder: Path) -> Training | None:
-    """Read the state of a training in its folder; None: its job cannot be read."""
-    try:
-        job = TrainingJob.read(folder / "job.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DejavuError):
-        return None
+def training_in(folder: Path) -> Training:
+    """Read the state of a training in its folder.
+
+    Raises:
+        InputError: its job cannot be read.
+    """
+    job = job_in(folder)
     progress = folder / job.progress_path.name
     rows = list(_last_rows(progress))[-WINDOW_STEPS:]
     last = rows[-1] if rows else None

@@ -30,26 +30,38 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
         lines.append(f"{holder} has trained, and records it")
     elif holder is not None and holder.is_upkeep:
         lines.append(f"{holder} {holder.does}; no training runs in this folder")
+    elif holder is not None and holder.training:  # what it trains cannot be read
+        lines.append(f"{holder} trains")
     elif holder is not None:
         lines.append(f"{holder} measures, plans or tries initializations; its training has not begun")
     else:
         lines.append("no training runs in this folder")
     if found is None:
-        return [*lines, "there has been none; `dejavu run` starts one"]
+        return [
+            *lines,
+            f"the last: {status.unread}" if status.unread else "there has been none; `dejavu run` starts one",
+        ]
+    later = [f"a later one: {status.unread}"] if status.unread else []
     resumes = f"`dejavu run --resume {_relative(found.folder)}` continues it"
     has_ended = found.ended or found.stopped
     if holder is None and not has_ended and found.loss is not None and not _is_silent(found, now):
         # Ranks that `dejavu launch` or a torchrun line has started hold no folder.
         since = in_words(max(now - found.last_seconds, 0.0))
         last = f"the last, {found.job.workload.model}, was heard of {since} ago: it runs if `dejavu launch` started it"
-        return ["no `dejavu run` trains in this folder", f"{last}, else {resumes}", _progress(found), *_place(found)]
+        return [
+            "no `dejavu run` trains in this folder",
+            f"{last}, else {resumes}",
+            _progress(found),
+            *_place(found),
+            *later,
+        ]
     how = "completed" if found.ended and found.done >= found.of else "ended before its last step"
     how, resume = f"{how} at {_clock(found.last_seconds)}", "" if found.ended else f"; {resumes}"
     if found.failure is not None and not found.ended:
         how = f"failed at {_clock(found.last_seconds)}: {found.failure}"
         resume = "" if found.diverged else f"; when that is mended, {resumes}"
     lines.append(f"the last, {found.job.workload.model}, {how}{resume}")
-    return [*lines, _progress(found, left=False), *_place(found)]
+    return [*lines, _progress(found, left=False), *_place(found), *later]
 
 
 def _is_here(status: Status) -> bool:
@@ -124,6 +136,7 @@ def status_to_dict(status: Status) -> dict[str, Any]:
             "microbatches": found.job.binding.plan.num_microbatches,
             "ranks_by_host": found.ranks_by_host,
         },
+        "unread": status.unread,
     }
 
 
