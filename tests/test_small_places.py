@@ -7,15 +7,19 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.processes.files import write_json
+from dejavu.trials import worker
 from flows import service_record, services
 from flows.doctor import checks
 from flows.endings import INPUT_ERROR
+from flows.upkeep.backup import backup
 from tests.ports import free_port
 from tests.test_endings import Remount
 from tests.test_endings import small_disk as small_disk  # a fixture
@@ -65,6 +69,26 @@ def test_the_doctor_says_that_a_disk_is_small_or_read_only(small_disk: tuple[Pat
     found = {check.name: check for check in checks(disk)}
     assert found["Prefect home"].ok is False and "Read-only" in found["Prefect home"].found
     assert found["Prefect home"].remedy == "copy the project to a disk that can be written"
+
+
+WRITES: dict[str, Callable[[Path, Path], object]] = {
+    "a job": lambda path, _: write_json(path, {"steps": 3}),
+    "a trial's result": lambda path, _: worker._write(path, worker.Kept([1.0])),
+    "a backup": lambda path, project: backup(project, path),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_a_full_disk_does_not_take_is_named(what: str, small_disk: tuple[Path, Remount], tmp_path: Path) -> None:
+    """Not the project, whose disk has room: an error of a write names no file by itself."""
+    disk, path = small_disk[0], small_disk[0] / "one.tar"
+    with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        WRITES[what](path, tmp_path)
+    assert raised.value.filename == str(path) and str(path) in str(raised.value)
+    assert not [one for one in disk.iterdir() if one.name.startswith(".one")]
 
 
 @pytest.mark.integration

@@ -20,6 +20,7 @@ import distributed
 import psutil
 import torch
 
+from dejavu.foundation.processes.files import naming
 from dejavu.foundation.units import plural
 from dejavu.init import Draw
 from dejavu.runtime.single import probe, train_single
@@ -128,7 +129,8 @@ def _write(path: Path, kept: Kept) -> None:
     """Write atomically, without fsync: a trial that is lost to a power cut runs again."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(json.dumps(asdict(kept)))
+        with naming(path):
+            aside.write_text(json.dumps(asdict(kept)))
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

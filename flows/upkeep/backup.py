@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.processes.files import naming
 from dejavu.foundation.units import format_bytes, plural
 from dejavu.launch.training_lock import alone_in
 from flows import service_record
@@ -82,6 +83,7 @@ def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
         with (
             alone_in(project, "dejavu backup", is_upkeep=True, wait=wait),
             tempfile.TemporaryDirectory(dir=project / STATE, prefix=".backup-") as scratch,
+            naming(file),
             _written(aside, compressed=file.suffix != ".tar") as archive,
         ):
             _add_contents(archive, project)

@@ -6,11 +6,22 @@ import json
 import math
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ASIDE = ".artifact-"  # how folders in .dejavu begin in which an artifact is made before it is recorded
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of its disk that names none: that of a write does not, as that of opening does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -18,7 +29,7 @@ def write_json(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w") as file:
+        with naming(path), aside.open("w") as file:
             json.dump(content, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
