@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sqlite3
+import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -295,6 +296,15 @@ def test_a_model_waits_for_mlflow_and_is_registered_once(tmp_path: Path, monkeyp
     (version,) = client_of(tmp_path).search_model_versions()
     assert (version.name, int(version.version)) == ("package-module-make", 1)
     assert client_of(tmp_path).get_run(version.run_id).info.run_name == "away"
+
+
+def test_weights_do_not_go_by_way_of_the_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These may be on a disk that is small or full, or in memory."""
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"weights")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    save_model(nn.Linear(3, 2), torch.ones(2, 3), tmp_path / "model", [weights])
+    assert (tmp_path / "model" / "extra_files" / weights.name).read_bytes() == b"weights"
 
 
 def test_a_model_that_cannot_be_traced_is_told(tmp_path: Path) -> None:

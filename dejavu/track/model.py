@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 
+EXTRA_FILES = "extra_files"  # as MLflow calls the folder
+
+
 class ModelError(DejavuError):
     """A model could not be traced or saved."""
 
@@ -23,7 +27,7 @@ def save_model(module: torch.nn.Module, example: torch.Tensor, folder: Path, fil
 
     Args:
         example: an input of two or more examples; any number of them can be asked later. Of one, only one.
-        files: are kept beside it, in its folder `extra_files`.
+        files: are moved beside it, into its folder `extra_files`.
 
     Raises:
         ModelError: torch cannot trace the module (`torch.export`), or the disk is full.
@@ -45,9 +49,11 @@ def save_model(module: torch.nn.Module, example: torch.Tensor, folder: Path, fil
                 signature=infer_signature(_numpy(example), _numpy(output)),
                 input_example=example.numpy(),
                 serialization_format="pt2",
-                extra_files=[str(file) for file in files] or None,
                 pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],  # else a process looks for them
             )
+        (folder / EXTRA_FILES).mkdir()
+        for file in files:  # MLflow's own argument for them copies by way of the temporary files: another disk
+            shutil.move(file, folder / EXTRA_FILES / file.name)
     except Exception as error:  # torch.export's, of many kinds
         why = " ".join(str(error).split())[:200]
         raise ModelError(f"the model cannot be saved for MLflow ({type(error).__name__}: {why})") from error
