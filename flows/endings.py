@@ -184,6 +184,8 @@ def _say_interrupted(project: Path) -> None:
         folder = Path(os.path.relpath(_trainings[-1], project))
         line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder)])
         goes_on = f"to resume the training: {line}"
+        if _is_complete(_trainings[-1]):
+            goes_on = f"the training is complete: {folder}; to write its weights to a file: dejavu export {folder.name}"
     with suppress(OSError):  # its terminal is closed: nobody reads it
         print(f"{_interrupts.how}; what was measured, tried and saved is kept\n{goes_on}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
@@ -192,6 +194,16 @@ def _say_interrupted(project: Path) -> None:
         except OSError:  # Python would try again at its end, and make 120 of the exit code
             with Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _is_complete(training: Path) -> bool:
+    """Return whether all steps are trained, so that `--resume` would start nothing; what is left is to be recorded."""
+    from dejavu.launch.running import training_in  # with torch, which a process that trains has
+
+    with suppress(InputError):
+        found = training_in(training)
+        return found.checkpoint is not None and found.checkpoint >= found.of
+    return False
 
 
 def _without_resume(words: list[str]) -> list[str]:

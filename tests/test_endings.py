@@ -25,10 +25,12 @@ from prefect.states import State
 from typer.testing import CliRunner
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.processes.files import write_json
 from dejavu.graphs.capture import capture
 from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.runtime.state import MARKER
 from dejavu.workload import OptimizerSettings, Workload
 from flows import endings, services
 from flows.__main__ import app
@@ -514,6 +516,27 @@ def test_an_interrupt_names_the_training_that_it_ended_and_no_other_s(
     else:
         words = shlex.split(last.removeprefix("to resume the training: "))
         assert words == ["dejavu", "run", "--wait", "--workload", "mine.yaml", "--resume", f".dejavu/runs/{own}"]
+
+
+@pytest.mark.parametrize("step", [TINY.num_steps - 1, TINY.num_steps])
+def test_an_interrupt_of_what_is_recorded_of_a_complete_training_does_not_advise_to_resume_it(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flows.endings._trainings", [])
+    folder = tmp_path / ".dejavu" / "runs" / "own"
+
+    def command() -> None:
+        job = job_of(TINY, folder)
+        job.write()
+        write_json(job.checkpoints / f"step-{step:08}" / MARKER, {"step": step})
+        trains_in(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        ending(command, tmp_path)
+    *_, last = capsys.readouterr().err.splitlines()
+    complete = "the training is complete: .dejavu/runs/own; to write its weights to a file: dejavu export own"
+    assert last == complete if step == TINY.num_steps else last.startswith("to resume the training: ")
 
 
 PLACES_IN_THE_ENGINE = (  # of Prefect's, where an interrupt may come
