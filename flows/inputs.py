@@ -190,7 +190,7 @@ def _last_training(project: Path) -> str:
     if status.unread:  # what goes on is the last one, or none
         raise InputError(f"--resume {LAST}: {status.unread}")
     if (found := status.training) is None:
-        raise InputError(f"--resume {LAST}: there has been no training in {project}; `dejavu run` starts one")
+        raise InputError(f"--resume {LAST}: no training is kept in {project}; `dejavu run` starts one")
     return os.path.relpath(found.folder, project)
 
 

@@ -161,7 +161,7 @@ def prepared(project: Path, steps: int = 0, name: str = "run") -> Path:
 def test_a_folder_without_trainings_says_so(tmp_path: Path) -> None:
     assert status_lines(status_of(tmp_path)) == [
         "no training runs in this folder",
-        "there has been none; `dejavu run` starts one",
+        "none is kept here; `dejavu run` starts one",
     ]
     assert status_to_dict(status_of(tmp_path)) == {
         "state": "idle",
@@ -215,7 +215,7 @@ def test_a_training_of_an_older_job_is_seen_wherever_it_is(place: str, steps: in
 
 def test_the_last_training_is_resumed_by_that_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"--resume last: there has been no training in .*; `dejavu run` starts one"):
+    with pytest.raises(InputError, match=r"--resume last: no training is kept in .*; `dejavu run` starts one"):
         local_training("last")
     for name in ("a", "it's ü [b]", "c"):
         prepared(tmp_path, 3, name)

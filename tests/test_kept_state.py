@@ -453,9 +453,9 @@ def test_mlflow_s_older_runs_are_erased_with_their_artifacts(tmp_path: Path) -> 
                 child.add_child("trial 0", {}, (), {})
                 with child.child("trial 1") as trial, trial.child("its part"):
                     pass
-    assert delete_old_runs(tmp_path, 1, dry_run=True) == 10
+    assert delete_old_runs(tmp_path, 1, dry_run=True).erased == 10
     assert len(list((tmp_path / "mlartifacts").rglob("report.html"))) == 3
-    assert delete_old_runs(tmp_path, 1) == 10
+    assert delete_old_runs(tmp_path, 1).erased == 10
     assert [path.read_text() for path in (tmp_path / "mlartifacts").rglob("report.html")] == ["<p>2</p>"]
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         assert sorted(name for (name,) in database.execute("SELECT name FROM runs")) == [
@@ -465,16 +465,21 @@ def test_mlflow_s_older_runs_are_erased_with_their_artifacts(tmp_path: Path) -> 
             "trial 1",
             "trials",
         ]
-    assert delete_old_runs(tmp_path, 1) == 0
+    assert delete_old_runs(tmp_path, 1).erased == 0
     with Tracker.open(tmp_path, "running") as run, run.child("trials") as child, child.child("trial 0"):
-        assert delete_old_runs(tmp_path, 0, dry_run=True) == 5, "what runs is never erased"
+        found = delete_old_runs(tmp_path, 0, dry_run=True)
+        assert str(found) == "5 of MLflow's runs; kept: 1 older run that may still run", "what runs is never erased"
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     client.create_registered_model("gpt")
     made = client.create_model_version("gpt", (tmp_path / "model").as_uri(), run_id=child.run_id)
-    assert delete_old_runs(tmp_path, 0, dry_run=True) == 5, "a registered model's run is kept with what it is a part of"
+    found = delete_old_runs(tmp_path, 0, dry_run=True)
+    kept = "1 older run that registered models came from, until their versions are deleted"
+    assert str(found) == f"5 of MLflow's runs; kept: {kept}", (
+        "a registered model's run is kept with what it is a part of"
+    )
     client.delete_model_version("gpt", made.version)
-    assert delete_old_runs(tmp_path, 0, dry_run=True) == 8
-    assert delete_old_runs(tmp_path / "none", 0) == 0
+    assert str(delete_old_runs(tmp_path, 0, dry_run=True)) == "8 of MLflow's runs"
+    assert delete_old_runs(tmp_path / "none", 0).erased == 0
 
 
 # Older versions

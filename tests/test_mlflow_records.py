@@ -375,7 +375,7 @@ def test_a_newer_database_is_refused_in_a_sentence_and_the_run_goes_on(tmp_path:
 
 def test_gc_keeps_a_copy_of_an_older_database(tmp_path: Path) -> None:
     old, newest = make_older(tmp_path / "mlflow.db")
-    assert delete_old_runs(tmp_path, 1) == 0
+    assert delete_old_runs(tmp_path, 1).erased == 0
     assert schema_of(tmp_path / "mlflow.db") == newest
     assert schema_of(tmp_path / f"mlflow.db.before-{newest}") == old
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -19,8 +20,31 @@ MODELS_TAG = "mlflow.modelVersions"  # of a run whose artifacts a registered mod
 RUNS_AT_ONCE = 200  # on one command line
 
 
-def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
-    """Delete all flow runs but the newest `keep`, with the runs of their parts and of parts of these; return how many.
+@dataclass(frozen=True)
+class OldRuns:
+    """What became of MLflow's older runs.
+
+    Attributes:
+        erased: how many, those of parts among them.
+        of_models: how many flow runs stay since registered models came from them.
+        running: how many stay since they run.
+    """
+
+    erased: int
+    of_models: int = 0
+    running: int = 0
+
+    def __str__(self) -> str:
+        of_models, running = plural(self.of_models, "older run"), plural(self.running, "older run")
+        kept = [f"{of_models} that registered models came from, until their versions are deleted"] * bool(
+            self.of_models
+        )
+        kept += [f"{running} that may still run"] * bool(self.running)
+        return f"{self.erased} of MLflow's runs{'; kept: ' if kept else ''}{', '.join(kept)}"
+
+
+def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> OldRuns:
+    """Delete all flow runs but the newest `keep`, with the runs of their parts and of parts of these.
 
     Runs that are running stay, and so do those that a registered model came from, until its version is deleted.
 
@@ -32,18 +56,23 @@ def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
     """
     database = project.resolve() / "mlflow.db"
     if not database.exists():
-        return 0
+        return OldRuns(0)
     upgrade_database(database)
     client = MlflowClient(f"sqlite:///{database}")
-    old = _old_runs(client, keep)
+    families, origins = _old_families(client, keep), _origins(client)
+    running = [any(run.info.status == "RUNNING" for run in family) for family in families]
+    of_models = [any(_has_model(run, origins) for run in family) for family in families]
+    stays = [runs or has_model for runs, has_model in zip(running, of_models, strict=True)]
+    old = [run for family, needed in zip(families, stays, strict=True) if not needed for run in family]
     for run in [] if dry_run else old:
         client.delete_run(run.info.run_id)
     for start in range(0, 0 if dry_run else len(old), RUNS_AT_ONCE):
         _erase(database, [run.info.run_id for run in old[start : start + RUNS_AT_ONCE]])
-    return len(old)
+    return OldRuns(len(old), sum(of_models), sum(stays) - sum(of_models))
 
 
-def _old_runs(client: MlflowClient, keep: int) -> list[Run]:
+def _old_families(client: MlflowClient, keep: int) -> list[list[Run]]:
+    """Return each flow run but the newest `keep`, with the runs of its parts and of parts of these."""
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return []
@@ -62,13 +91,11 @@ def _old_runs(client: MlflowClient, keep: int) -> list[Run]:
         while above.get(first):  # a trial is a part of the trials, which are a part of the flow
             first = above[first]
         families.setdefault(first, []).append(run)
-    old = (family for first, family in families.items() if first not in kept)
-    origins = _origins(client)
-    return [run for family in old if not any(_is_needed(run, origins) for run in family) for run in family]
+    return [family for first, family in families.items() if first not in kept]
 
 
-def _is_needed(run: Run, origins: set[str]) -> bool:
-    return run.info.status == "RUNNING" or MODELS_TAG in run.data.tags or run.info.run_id in origins
+def _has_model(run: Run, origins: set[str]) -> bool:
+    return MODELS_TAG in run.data.tags or run.info.run_id in origins
 
 
 def _origins(client: MlflowClient) -> set[str]:

@@ -39,7 +39,7 @@ def status_lines(status: Status, now: float | None = None) -> list[str]:
     if found is None:
         return [
             *lines,
-            f"the last: {status.unread}" if status.unread else "there has been none; `dejavu run` starts one",
+            f"the last: {status.unread}" if status.unread else "none is kept here; `dejavu run` starts one",
         ]
     later = [f"a later one: {status.unread}"] if status.unread else []
     resumes = f"`dejavu run --resume {_relative(found.folder)}` continues it"

@@ -57,6 +57,6 @@ def gc(
     if mlflow:
         from dejavu.track.old_runs import delete_old_runs
 
-        typer.echo(f"{said} {delete_old_runs(Path.cwd(), keep, dry_run=dry_run)} of MLflow's runs")
+        typer.echo(f"{said} {delete_old_runs(Path.cwd(), keep, dry_run=dry_run)}")
     elif not everything:
         typer.echo(f"nothing to delete: only what is needed of the newest {plural(keep, 'run')} is here")
