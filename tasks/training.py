@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,8 +76,30 @@ class BoundBaseline(NamedTuple):
 TOLERATED_DIFFERENCE = 1e-5
 
 
+class GoneError(DejavuError):
+    """The folder of a training was moved or deleted while it ran."""
+
+
+@contextmanager
+def _in_its_folder(job: TrainingJob) -> Iterator[None]:
+    """Say so where the training's folder is gone: tried again, it would begin anew without its checkpoints.
+
+    Raises:
+        GoneError: it is.
+    """
+    try:
+        yield
+    except (OSError, DejavuError) as error:
+        if (Path(job.folder) / "job.json").is_file():
+            raise
+        raise GoneError(
+            f"{job.folder} was moved or deleted while its training ran; where it was moved, `dejavu run --resume` with "
+            "its new place goes on from its last checkpoint"
+        ) from error
+
+
 def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
-    return not isinstance(state.result(raise_on_failure=False), RankError | InputError)
+    return not isinstance(state.result(raise_on_failure=False), RankError | InputError | GoneError)
 
 
 @task(name="trials", task_run_name="trials", cache_policy=NO_CACHE)
@@ -308,7 +330,7 @@ def train_pipeline(
             losses, held_out = Curve(run, "loss"), Curve(run, HELD_OUT_LOSS)
             told: dict[str, Any] = {"on_step": on_step, "on_evaluation": on_evaluation}
             try:
-                with sampled_ranks(run, len(job.binding.placements)):
+                with _in_its_folder(job), sampled_ranks(run, len(job.binding.placements)):
                     if job.workload.replan.action == "migrate":
                         running = RunningProblem.of_plan(plan, job.workload, cluster, database)
                         result = launch_changing(

@@ -539,6 +539,22 @@ def test_an_interrupt_of_what_is_recorded_of_a_complete_training_does_not_advise
     assert last == complete if step == TINY.num_steps else last.startswith("to resume the training: ")
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_training_whose_folder_is_moved_is_not_begun_anew(is_gone: bool, tmp_path: Path) -> None:
+    """It has no checkpoints in a new folder; what else fails is tried again from its last one."""
+    from tasks import training
+
+    job = job_of(TINY, tmp_path / "run")
+    job.write()
+    if is_gone:
+        (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(training.GoneError if is_gone else FileNotFoundError) as raised, training._in_its_folder(job):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    assert ("run was moved or deleted while its training ran; " in str(raised.value)) == is_gone
+    failed = SimpleNamespace(result=lambda raise_on_failure: raised.value)
+    assert training._may_succeed_again(None, None, failed) == (not is_gone)
+
+
 PLACES_IN_THE_ENGINE = (  # of Prefect's, where an interrupt may come
     "task_engine._create_task_run_locally",
     "task_engine.emit_task_run_state_change_event",
