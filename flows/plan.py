@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dejavu.foundation.gc_frozen import gc_frozen
@@ -60,6 +61,7 @@ def plan(
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
         from dejavu.planning import PlanRequest
+        from dejavu.watching import Notes
         from flows.planned import planned
         from flows.session import session
 
@@ -75,4 +77,7 @@ def plan(
             budget_seconds=budget_seconds,
             seed=workload.seed,
         )
-        return planned(request, here, dask, measure=measure)
+        found = planned(request, here, measure=measure)
+        notes = Notes(here.work, workload, here.file, dask)
+        notes.keep(here.cluster, found.choice.plan, found.choice.step_seconds, str(flow_run.id))
+        return found

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from prefect.runtime import flow_run
-
 from dejavu.binding.binding import Binding
 from dejavu.cluster import this_machine
 from dejavu.cost.priced_problem import as_planned
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
-from dejavu.watching import Notes
 from dejavu.workload import Workload
 from flows.session import Session
 from tasks.planning import bind_stages, choose_plan, say_choice, without_memory
@@ -52,19 +49,13 @@ class Planned(NamedTuple):
         )
 
 
-def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
-    """Choose a plan on its devices, and record all of it.
-
-    Args:
-        dask: as it was given, under which a note of the plan is kept.
-    """
+def planned(request: PlanRequest, here: Session, *, measure: bool) -> Planned:
+    """Choose a plan on its devices, and record all of it."""
     choice = _measured_choice(request, here) if measure else choose_plan(request, here.dask)
     say_choice(choice, here.log)
     show_choice(choice)
     binding = bind_stages(choice)
     record_choice(here.run, choice, binding, choice.chosen)
-    notes = Notes(here.work, request.workload, here.file, dask)
-    notes.keep(here.cluster, choice.plan, choice.step_seconds, str(flow_run.id))
     return Planned(
         choice=choice,
         binding=binding,

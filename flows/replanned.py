@@ -18,13 +18,17 @@ from tasks.deciding import decide_on, without_plan
 def replanned(
     workload: Workload, file: str, now: Cluster, notes: Notes, dask: str, budget_seconds: float, change: str
 ) -> Decision:
-    """Search for the best plan on the cluster as it is now, decide, and keep a note of both."""
+    """Search for the best plan on the cluster as it is now, decide, and keep a note of both.
+
+    The cluster counts as planned for when the decision is written: a run that is ended before leaves the change to the
+    next look.
+    """
     before = notes.planned
     with session(workload, file, cluster=now, dask=dask) as here:
         request = PlanRequest(workload, now, here.database, budget_seconds=budget_seconds, seed=workload.seed)
         run = str(flow_run.id)
         try:
-            found = planned(request, here, dask, measure=False)
+            found = planned(request, here, measure=False)
         except NoPlanError as error:
             decision = without_plan(workload, now, before, change, run, error)
             here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
@@ -34,7 +38,9 @@ def replanned(
             found.choice, workload, before, change, run, is_running=status_of(here.project).is_training
         )
         here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
+        notes.decided(decision)
         if decision.decided != Decided.PLANNED and before is not None and decision.old_step_seconds is not None:
             notes.keep(now, before.plan, decision.old_step_seconds, run)
-        notes.decided(decision)
+        else:
+            notes.keep(now, found.choice.plan, found.choice.step_seconds, run)
         return decision

@@ -502,15 +502,14 @@ def test_the_plan_that_is_there_stays_while_it_runs_and_no_other_takes_its_place
         return 1 / len(plan.stages)
 
     def planned(request: PlanRequest, *_: object, **__: object) -> SimpleNamespace:
-        """The best plan has all devices; the note of it is kept, as of every plan."""
+        """The best plan has all devices."""
         stages = [stage | {"start": k, "stop": k + 1} for k in range(request.cluster.num_devices)]
         plan = Plan.from_dict(A_PLAN | {"stages": stages})
-        notes.keep(request.cluster, plan, seconds(plan), "r")
 
         def candidate(other: Plan) -> SimpleNamespace:
             return SimpleNamespace(step_seconds=seconds(other), fits=True)
 
-        choice = SimpleNamespace(request=request, step_seconds=seconds(plan), candidate=candidate)
+        choice = SimpleNamespace(request=request, plan=plan, step_seconds=seconds(plan), candidate=candidate)
         return SimpleNamespace(choice=choice)
 
     run = SimpleNamespace(tags=lambda tags: None)
@@ -530,6 +529,36 @@ def test_the_plan_that_is_there_stays_while_it_runs_and_no_other_takes_its_place
         assert notes.planned is not None
         assert (len(notes.planned.plan.stages), notes.planned.cluster) == (there, now)
         assert notes.planned.step_seconds == pytest.approx(1 / there)
+
+
+def test_a_re_plan_that_is_ended_before_it_decides_leaves_the_change_to_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new plan was noted before the decision: looks said that nothing changed, and `notify` did as `plan` does."""
+    notes = Notes(tmp_path / ".dejavu", Workload(), "cluster.yaml", "")
+    was, now = (cluster_of(tmp_path, TWO.replace("count: 4", f"count: {count}")) for count in (4, 2))
+    notes.keep(was, Plan.from_dict(A_PLAN), 0.5, "r")
+    before = notes.planned
+    chosen = SimpleNamespace(price=None)
+    choice = SimpleNamespace(plan=Plan.from_dict(A_PLAN), step_seconds=0.25, chosen=chosen, best_baseline=None)
+    run = SimpleNamespace(tags=lambda tags: None)
+    here = SimpleNamespace(
+        database=tmp_path, project=tmp_path, work=tmp_path / ".dejavu", file="cluster.yaml", cluster=now, run=run,
+        dask="", log=None,
+    )  # fmt: skip
+    monkeypatch.setattr(replanning, "session", lambda *_, **__: nullcontext(here))
+    monkeypatch.setattr("flows.planned.choose_plan", lambda *_: choice)
+    for name in ("say_choice", "show_choice", "bind_stages", "record_choice", "as_planned", "without_memory"):
+        monkeypatch.setattr(f"flows.planned.{name}", lambda *_: None)
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replanning, "decide_on", ended)
+    with pytest.raises(KeyboardInterrupt):
+        replanning.replanned(Workload(), "cluster.yaml", now, notes, "", 1.0, "x")
+    assert notes.planned == before
+    assert not list(Notes.decisions(tmp_path / ".dejavu"))
 
 
 @pytest.mark.parametrize("seed", range(4))
