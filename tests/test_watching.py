@@ -648,6 +648,19 @@ def test_a_question_is_the_same_however_its_cluster_file_is_written(
 FILES = ("cluster.yaml", "clusters/cluster.yaml", "clusters/grüße [a].yaml")
 
 
+def test_what_is_done_with_a_new_plan_is_no_part_of_the_question(tmp_path: Path) -> None:
+    """After another margin or action the watch said that there is no plan yet, and forgot the one that is there."""
+
+    def key(**settings: object) -> str:
+        workload = Workload.model_validate({"replan": settings})
+        return Notes(tmp_path, workload, "cluster.yaml", "").key
+
+    assert len({key(), key(action="plan"), key(margin="10%"), key(snapshot_every=5)}) == 1
+    assert len({key(action="migrate", **one) for one in ({}, {"margin": 0.2}, {"improve": "joint"})}) == 1
+    assert key() != key(action="migrate"), "its plans go one way, in whole sequences"
+    assert key() == Notes(tmp_path, Workload(), "cluster.yaml", "").key
+
+
 def test_half_written_decisions_are_left_out_and_the_next_is_read(tmp_path: Path) -> None:
     notes = Notes(tmp_path, Workload(), "cluster.yaml", "")
     decisions = [

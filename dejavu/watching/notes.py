@@ -22,6 +22,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.plans import Plan
 from dejavu.watching.decision import Decided, Decision
 from dejavu.workload import Workload
+from dejavu.workload.training_settings import ReplanSettings
 
 _TEXTS = ("at", "model", "change", "old_fingerprint", "new_fingerprint", "decided", "why", "run")
 _SECONDS = ("old_step_seconds", "new_step_seconds")  # null: of a plan that is none
@@ -60,6 +61,8 @@ class Notes:
 
     Args:
         work: the project's `.dejavu`.
+        workload: what its `replan` says about a new plan is no part of the question, but for whether trainings migrate:
+            these have plans of fewer kinds.
         cluster_file: absolute, or relative to the project's folder; the same file, however it is written.
     """
 
@@ -67,7 +70,9 @@ class Notes:
         project = work.absolute().parent
         file = Path(os.path.normpath(project / cluster_file))
         told = file.relative_to(project) if file.is_relative_to(project) else file  # a project may be moved
-        content = [workload.model_dump(mode="json"), str(told), dask]
+        action = "migrate" if workload.replan.action == "migrate" else "notify"  # which allows other plans
+        asked = workload.model_copy(update={"replan": ReplanSettings(action=action)})
+        content = [asked.model_dump(mode="json"), str(told), dask]
         self.key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         self._folder = work / "watch"
 
