@@ -61,7 +61,7 @@ def replan(
         cluster: the cluster file, relative to the project folder.
         dask: address of a Dask scheduler; of the file's hosts those with a worker are there, and other workers are
             new hosts. Empty: the file alone says what is there.
-        budget_seconds: for all searches together.
+        budget_seconds: for all searches together, which run on this machine.
         links: also send messages between the workers' hosts, and plan for those that have become slower.
         reason: what changed; empty: look, and only announce a change.
     """
@@ -95,7 +95,7 @@ def replan(
     if reason:
         with gc_frozen():  # with torch and all searches, which a look does without
             from flows.replanned import replanned
-        decision = replanned(workload, cluster, now, notes, dask, budget_seconds, "; ".join(changes))
+        decision = replanned(workload, cluster, now, notes, budget_seconds, "; ".join(changes))
         return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
     if (none := notes.without_plan(now)) is not None:  # announced once: another search would find none either
         return Completed(message=f"no plan was found for {now.name} as it is ({none.at}): {none.why}", data=None)

@@ -16,15 +16,15 @@ from tasks.deciding import decide_on, without_plan
 
 
 def replanned(
-    workload: Workload, file: str, now: Cluster, notes: Notes, dask: str, budget_seconds: float, change: str
+    workload: Workload, file: str, now: Cluster, notes: Notes, budget_seconds: float, change: str
 ) -> Decision:
     """Search for the best plan on the cluster as it is now, decide, and keep a note of both.
 
     The cluster counts as planned for when the decision is written: a run that is ended before leaves the change to the
-    next look.
+    next look. Searches run in this process: a Dask worker's thread may be the training's until that ends.
     """
     before = notes.planned
-    with session(workload, file, cluster=now, dask=dask) as here:
+    with session(workload, file, cluster=now) as here:
         request = PlanRequest(workload, now, here.database, budget_seconds=budget_seconds, seed=workload.seed)
         run = str(flow_run.id)
         try:

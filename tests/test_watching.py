@@ -522,7 +522,7 @@ def test_the_plan_that_is_there_stays_while_it_runs_and_no_other_takes_its_place
     there = 0  # devices of the plan that is there
     for count in random.Random(seed).choices(range(1, 9), k=12):
         now = cluster_of(tmp_path, TWO.replace("[one, two]", "[one]").replace("count: 4", f"count: {count}"))
-        decision = replanning.replanned(workload, "cluster.yaml", now, notes, "", 1.0, "x")
+        decision = replanning.replanned(workload, "cluster.yaml", now, notes, 1.0, "x")
         assert (decision.old_step_seconds is not None) == (0 < there <= count)
         if not 0 < there <= count or (action != "notify" and 1 - there / count > 0.21):
             there = count
@@ -539,26 +539,52 @@ def test_a_re_plan_that_is_ended_before_it_decides_leaves_the_change_to_the_next
     was, now = (cluster_of(tmp_path, TWO.replace("count: 4", f"count: {count}")) for count in (4, 2))
     notes.keep(was, Plan.from_dict(A_PLAN), 0.5, "r")
     before = notes.planned
-    chosen = SimpleNamespace(price=None)
-    choice = SimpleNamespace(plan=Plan.from_dict(A_PLAN), step_seconds=0.25, chosen=chosen, best_baseline=None)
-    run = SimpleNamespace(tags=lambda tags: None)
-    here = SimpleNamespace(
-        database=tmp_path, project=tmp_path, work=tmp_path / ".dejavu", file="cluster.yaml", cluster=now, run=run,
-        dask="", log=None,
-    )  # fmt: skip
-    monkeypatch.setattr(replanning, "session", lambda *_, **__: nullcontext(here))
-    monkeypatch.setattr("flows.planned.choose_plan", lambda *_: choice)
-    for name in ("say_choice", "show_choice", "bind_stages", "record_choice", "as_planned", "without_memory"):
-        monkeypatch.setattr(f"flows.planned.{name}", lambda *_: None)
+    _plans_without_searching(tmp_path, now, monkeypatch)
 
     def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(replanning, "decide_on", ended)
     with pytest.raises(KeyboardInterrupt):
-        replanning.replanned(Workload(), "cluster.yaml", now, notes, "", 1.0, "x")
+        replanning.replanned(Workload(), "cluster.yaml", now, notes, 1.0, "x")
     assert notes.planned == before
     assert not list(Notes.decisions(tmp_path / ".dejavu"))
+
+
+def test_a_re_plan_waits_for_no_worker_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its searches were tasks of the Dask workers, whose only thread a training has until it ends."""
+    now = cluster_of(tmp_path, TWO)
+    searched = _plans_without_searching(tmp_path, now, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(deciding, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(deciding, "create_markdown_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(replanning, "decide_on", deciding.decide_on.fn)
+    monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_: now)
+    assert looking.replan.fn(dask="tcp://127.0.0.1:1", reason="a host").message.startswith("planned: ")
+    assert searched == [""]
+
+
+def _plans_without_searching(folder: Path, now: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let re-plans find `A_PLAN`; return where searches ran: each time the address of a scheduler, or none."""
+    searched: list[str] = []
+    plan, run = Plan.from_dict(A_PLAN), SimpleNamespace(tags=lambda tags: None)
+    asked = SimpleNamespace(cluster=now, workload=Workload())
+    choice = SimpleNamespace(plan=plan, step_seconds=0.25, chosen=None, best_baseline=None, request=asked)
+
+    def session(*_: object, dask: str = "", **__: object) -> Any:
+        work = {"database": folder, "project": folder, "work": folder / ".dejavu", "file": "cluster.yaml"}
+        return nullcontext(SimpleNamespace(**work, cluster=now, run=run, dask=dask, log=None))
+
+    def choose_plan(_: object, dask: str) -> SimpleNamespace:
+        searched.append(dask)
+        return choice
+
+    monkeypatch.setattr(replanning, "session", session)
+    monkeypatch.setattr("flows.planned.choose_plan", choose_plan)
+    for name in ("say_choice", "show_choice", "bind_stages", "record_choice", "as_planned", "without_memory"):
+        monkeypatch.setattr(f"flows.planned.{name}", lambda *_: None)
+    return searched
 
 
 @pytest.mark.parametrize("seed", range(4))
