@@ -34,9 +34,8 @@ def replanned(
             here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
             notes.decided(decision)
             raise
-        decision = decide_on(
-            found.choice, workload, before, change, run, is_running=status_of(here.project).is_training
-        )
+        follows = status_of(here.project).follows_its_cluster
+        decision = decide_on(found.choice, workload, before, change, run, is_followed=follows)
         here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
         notes.decided(decision)
         if decision.decided != Decided.PLANNED and before is not None and decision.old_step_seconds is not None:

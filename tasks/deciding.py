@@ -22,7 +22,7 @@ from dejavu.workload import Workload
 
 @task(name="decide", cache_policy=NO_CACHE)
 def decide_on(
-    choice: Choice, workload: Workload, before: Planned | None, change: str, run: str, *, is_running: bool
+    choice: Choice, workload: Workload, before: Planned | None, change: str, run: str, *, is_followed: bool
 ) -> Decision:
     """Compare the plan that is there with the new one, both predicted on the changed cluster; log and show why."""
     cluster, settings = choice.request.cluster, workload.replan
@@ -30,7 +30,9 @@ def decide_on(
     if before is None:
         decided, why = Decided.PLANNED, "the first plan of this workload on this cluster"
     else:
-        decided, why = decide(settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running)
+        decided, why = decide(
+            settings.action, old_seconds, choice.step_seconds, settings.margin, is_followed=is_followed
+        )
     decision = _decision(workload, cluster, before, change, run, str(decided), why)
     decision = replace(decision, old_step_seconds=old_seconds, new_step_seconds=choice.step_seconds)
     get_run_logger().info("%s: %s (%s)", decided, why, change)

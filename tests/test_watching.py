@@ -22,16 +22,20 @@ import pytest
 from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
 from dejavu.cluster.records import HostMemory, Nvme
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.launch.training_lock import alone_in
 from dejavu.planning import PlanRequest
 from dejavu.plans import Infeasible, NoPlanError, Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
+from dejavu.workload.training_settings import ReplanSettings
 from flows import replan as looking
 from flows import replanned as replanning
 from flows.recorded.decisions import decisions_table
 from tasks import deciding
 from tasks.deciding import without_plan
 from tasks.watching import look_at_cluster
+from tests.conftest import TINY
+from tests.launching import job_of
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -339,7 +343,7 @@ def test_other_names_and_orders_are_said_only_where_they_are(path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("action", "old", "is_running", "decided"),
+    ("action", "old", "is_followed", "decided"),
     [
         ("notify", 1.0, True, Decided.NOTIFIED),
         ("plan", 1.0, True, Decided.PLANNED),
@@ -351,8 +355,8 @@ def test_other_names_and_orders_are_said_only_where_they_are(path: Path) -> None
         ("migrate", None, True, Decided.PLANNED),
     ],
 )
-def test_a_decision(action: str, old: float | None, is_running: bool, decided: Decided) -> None:
-    found, why = decide(action, old, 0.9, 0.03, is_running=is_running)
+def test_a_decision(action: str, old: float | None, is_followed: bool, decided: Decided) -> None:
+    found, why = decide(action, old, 0.9, 0.03, is_followed=is_followed)
     assert found == decided
     assert "predicted at 900 ms" in why
 
@@ -378,10 +382,10 @@ def test_a_decision_says_figures_that_bear_it_out() -> None:
 @pytest.mark.parametrize("seconds", [1e-4, 0.3, 7.0])
 def test_no_gain_is_worth_no_change(action: str, margin: float, seconds: float) -> None:
     """As while it trains. With a margin of 0 the same plan was a new one, 0.0% under itself, after every change."""
-    for is_running in (False, True):
-        decided, why = decide(action, seconds, seconds, margin, is_running=is_running)
+    for is_followed in (False, True):
+        decided, why = decide(action, seconds, seconds, margin, is_followed=is_followed)
         assert decided == Decided.KEPT and why.endswith(", as long as the plan's that is there") and "%" not in why
-        better, _ = decide(action, seconds, seconds * (1 - margin - 1e-6), margin, is_running=is_running)
+        better, _ = decide(action, seconds, seconds * (1 - margin - 1e-6), margin, is_followed=is_followed)
         assert better != Decided.KEPT
 
 
@@ -557,12 +561,28 @@ def test_a_re_plan_waits_for_no_worker_of_a_training(tmp_path: Path, monkeypatch
     searched = _plans_without_searching(tmp_path, now, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(deciding, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(deciding, "create_markdown_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(replanning, "decide_on", deciding.decide_on.fn)
     monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_: now)
     assert looking.replan.fn(dask="tcp://127.0.0.1:1", reason="a host").message.startswith("planned: ")
     assert searched == [""]
+
+
+@pytest.mark.parametrize("action", ["notify", "plan", "migrate"])
+def test_a_training_is_said_to_follow_its_cluster_where_it_does(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said of every training that ran in the folder, by the workload that is watched."""
+    now, workload = cluster_of(tmp_path, TWO), Workload.model_validate({"replan": {"action": "migrate"}})
+    _plans_without_searching(tmp_path, now, monkeypatch)
+    notes = Notes(tmp_path / ".dejavu", workload, "cluster.yaml", "")
+    notes.keep(cluster_of(tmp_path, TWO.replace("count: 4", "count: 2")), Plan.from_dict(A_PLAN), 0.5, "r")
+    monkeypatch.setattr(deciding, "_fits_on", lambda *_: False)
+    folder = tmp_path / ".dejavu" / "runs" / "r"
+    trained = TINY.model_copy(update={"replan": ReplanSettings.model_validate({"action": action})})
+    folder.mkdir(parents=True)
+    with alone_in(tmp_path, "gpt on desk"):
+        job_of(trained, folder).write()
+        decision = replanning.replanned(workload, "cluster.yaml", now, notes, 1.0, "x")
+    assert ("a training that runs follows" in decision.why) == (action == "migrate")
 
 
 def _plans_without_searching(folder: Path, now: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -582,6 +602,9 @@ def _plans_without_searching(folder: Path, now: Cluster, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(replanning, "session", session)
     monkeypatch.setattr("flows.planned.choose_plan", choose_plan)
+    monkeypatch.setattr(deciding, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(deciding, "create_markdown_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(replanning, "decide_on", deciding.decide_on.fn)
     for name in ("say_choice", "show_choice", "bind_stages", "record_choice", "as_planned", "without_memory"):
         monkeypatch.setattr(f"flows.planned.{name}", lambda *_: None)
     return searched

@@ -98,6 +98,11 @@ class Status:
         return self._is_of_holder and self.training is not None and not self.training.ended
 
     @property
+    def follows_its_cluster(self) -> bool:
+        """Whether the training that runs was started to migrate by itself where its cluster changes."""
+        return self.is_training and self.training is not None and self.training.job.workload.replan.action == "migrate"
+
+    @property
     def has_trained(self) -> bool:
         """Whether the holder's training has ended, and what it left is being recorded."""
         return self._is_of_holder and self.training is not None and self.training.ended

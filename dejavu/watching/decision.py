@@ -55,14 +55,14 @@ class Decision:
 
 
 def decide(
-    action: str, old_step_seconds: float | None, new_step_seconds: float, margin: float, *, is_running: bool = False
+    action: str, old_step_seconds: float | None, new_step_seconds: float, margin: float, *, is_followed: bool = False
 ) -> tuple[Decided, str]:
     """Decide between the plan that is there and a new one, both as predicted on the changed cluster.
 
     Args:
         action: of `ReplanSettings`.
         old_step_seconds: None: the plan that is there cannot run on the changed cluster.
-        is_running: a training runs under the plan that is there.
+        is_followed: a training runs that follows its cluster by itself.
     """
     step = f"the new plan's step is predicted at {format_seconds(new_step_seconds)}"
     if old_step_seconds is not None:
@@ -79,7 +79,7 @@ def decide(
         compared = f"the plan that is there cannot run on what is left; {step}"
     if action == "notify":
         return Decided.NOTIFIED, f"{compared}; `replan: {{action: notify}}` changes nothing by itself"
-    if action == "migrate" and is_running:
+    if action == "migrate" and is_followed:
         return Decided.PLANNED, f"{compared}; a training that runs follows the devices that it sees by itself"
     return Decided.PLANNED, f"{compared}; later changes are compared with it"
 
