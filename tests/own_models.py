@@ -832,7 +832,10 @@ class Centring(nn.Sequential):
 
 
 class Scaled(nn.Module):
-    """Multiplies by what it keeps in buffers, which its forward pass changes before: a mean, a count of passes."""
+    """Multiplies by what it keeps in buffers, which its forward pass changes before: a mean, a count of passes.
+
+    Later it counts, and changes the mean as well from its third pass on.
+    """
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -854,6 +857,8 @@ class Scaled(nn.Module):
             self.mean.data.lerp_(x.detach().mean(0), 0.5)
         elif self.training:
             self.count += 1
+            if self.way.startswith("later") and (isinstance(x, FakeTensor) or self.count > 2):
+                (self.mean.data if self.way == "later, data" else self.mean).lerp_(x.detach().mean(0), 0.5)
         return self.linear(torch.tanh(x) * self.same_mean + torch.sin(x) * torch.exp(-0.1 * self.count))  # type: ignore[no-any-return]
 
 

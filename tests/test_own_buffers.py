@@ -20,6 +20,7 @@ from tests.launching import job_of, largest_difference
 NUM_MICROBATCHES, MICROBATCH_SIZE, CPU = 5, 4, torch.device("cpu")
 ORDERS = {"gpipe": "FFFFFBBBBB", "1f1b": "FFFBFBFBBB", "one by one": "FBFBFBFBFB"}
 WAYS = ("in place", "data", "count")
+LATER = ("later", "later, data")  # which are not compiled
 MODEL = {"model": "tests.own_models:Scaling", "data": "digits", "batch_size": NUM_MICROBATCHES * MICROBATCH_SIZE}
 
 
@@ -44,9 +45,11 @@ def gradients(layers: Layers, workload: Workload, order: str) -> Iterator[tuple[
     yield from layers.named_buffers()
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("way", "compiles"),
+    [*((way, False) for way in (*WAYS, *LATER)), *(pytest.param(way, True, marks=pytest.mark.slow) for way in WAYS)],
+)
 def test_gradients_are_those_of_one_microbatch_after_the_other(way: str, recompute: bool, compiles: bool) -> None:
     workload = scaling(way)
     expected = dict(gradients(build_layers(workload, Draw(), CPU), workload, "one by one"))

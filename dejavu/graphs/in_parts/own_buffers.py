@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,17 +14,20 @@ Group = tuple[Places, ...]  # of tensors in the same memory, as a table and a vi
 
 
 class OwnBuffers:
-    """Gives each forward pass copies of the buffers that it changes in place, which the layer has from then on.
+    """Gives each forward pass copies of the buffers that it may change in place, which the layer has from then on.
 
     What a backward pass reads is then as its own forward pass left it, however many others ran in between: in place,
     autograd refuses what was saved of a buffer, and does not see a change to its `.data`.
 
+    Of a layer whose first pass leaves something for later ones, if only a count of passes, they are all its buffers: a
+    later pass may change others, as a mean that is kept from some step on. Of others they are none.
+
     Attributes:
-        changed: where the buffers are that forward passes change; None: none was seen yet.
+        changed: where the buffers are that the first pass changed; None: none was seen yet.
     """
 
     def __init__(self, layer: nn.Module) -> None:
-        self._layer = layer
+        self._layer, self._may_change = layer, False
         self.changed: tuple[Group, ...] | None = None
 
     def run(self, run: Run, x: torch.Tensor) -> torch.Tensor:
@@ -34,7 +37,8 @@ class OwnBuffers:
         if self.changed is None:
             with self.looking():
                 return run(x)
-        self.renew()
+        if self._may_change:
+            _renew(_groups(self._layer))
         return run(x)
 
     @property
@@ -43,15 +47,13 @@ class OwnBuffers:
         return any(len(group) > 1 for group in self.changed or ())
 
     def renew(self) -> None:
-        """Put copies in the places of what forward passes change. Torch's compiler traces this, too."""
-        for group in self.changed or ():
-            for places, copy in zip(group, _copied(_tensors(group)), strict=True):
-                _set(places, copy)
+        """Put copies in the places of what the first pass changed. Torch's compiler traces this, too."""
+        _renew(self.changed or ())
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """See what the forward pass inside changes, of which all buffers are copies."""
-        groups = _groups(self._layer)
+        groups, attributes = _groups(self._layer), _attributes(self._layer)
         before = [_tensors(group) for group in groups]
         copied = [_copied(tensors) for tensors in before]
         versions = [[copy._version for copy in copies] for copies in copied]
@@ -64,6 +66,7 @@ class OwnBuffers:
             # Where the layer has put another tensor there, it stays.
             rows = zip(group, olds, copies, counts, strict=True)
             kept = [row for row in rows if getattr(*row[0][0]) is row[2]]
+            self._may_change |= len(kept) < len(group)
             # By its values, too: torch counts no changes by a batch norm, nor any of `.data`.
             if any(copy._version != version or not torch.equal(copy, old) for _, old, copy, version in kept):
                 changed.append(tuple(places for places, *_ in kept))
@@ -71,6 +74,7 @@ class OwnBuffers:
                 for places, old, *_ in kept:
                     _set(places, old)
         self.changed = tuple(changed)
+        self._may_change |= bool(changed) or _attributes(self._layer) != attributes
 
 
 class BuffersBefore:
@@ -91,6 +95,19 @@ class BuffersBefore:
 
     def __exit__(self, *_: object) -> None:
         _put(self._after)
+
+
+def _renew(groups: Iterable[Group]) -> None:
+    for group in groups:
+        for places, copy in zip(group, _copied(_tensors(group)), strict=True):
+            _set(places, copy)
+
+
+def _attributes(layer: nn.Module) -> list[tuple[str, object]]:
+    """Return what modules may count their passes in, besides buffers: numbers, and tensors by their versions."""
+    held = [(name, one) for part in layer.modules() for name, one in vars(part).items()]
+    tensors = [(name, (id(one), one._version)) for name, one in held if isinstance(one, torch.Tensor)]
+    return [*tensors, *((name, one) for name, one in held if isinstance(one, int | float))]
 
 
 def _set(places: Places, tensor: torch.Tensor) -> None:
