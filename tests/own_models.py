@@ -600,6 +600,22 @@ class DeclaredTied(nn.Module):
         return [self.tokens, self.middle, self.scores]
 
 
+class ThirdName(Decoder):
+    """Its head is its embedding's matrix, which it holds under a third name, as a T5 does."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=True)
+        self.shared = self.tokens
+
+
+class DeclaredThirdName(DeclaredTied):
+    """The same, and it says its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.ModuleDict({"words": self.tokens})
+
+
 class Shared(Decoder):
     """All of its blocks share one matrix."""
 

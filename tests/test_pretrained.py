@@ -336,6 +336,24 @@ TIED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "third"), [("ThirdName", "shared.weight"), ("DeclaredThirdName", "shared.words.weight")]
+)
+def test_a_weight_may_be_saved_under_a_name_that_no_layer_has(name: str, third: str, tmp_path: Path) -> None:
+    """As transformers saves a T5's."""
+    fields = {"data": "text", "sequence_length": 12, "pretrained": tmp_path / "own.safetensors"}
+    workload = Workload(model=f"tests.own_models:{name}", batch_size=8, num_microbatches=4, **fields)
+    plain: Any = getattr(own_models, name)()
+    words = plain.tokens.weight.detach()
+    others = {key: one for key, one in plain.state_dict().items() if one.data_ptr() != words.data_ptr()}
+    save_file({**others, third: words}, workload.pretrained)
+    assert len(check_pretrained(workload)) == 1
+    layers = build_layers(workload, Draw(), torch.device("cpu"))
+    start_from_pretrained(layers, workload)
+    x, _ = dataset_of(workload).batch(0, 8, seed=0)
+    torch.testing.assert_close(layers(x), plain(x), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("of_copy", [False, True], ids=["the first name", "the second name"])
 @pytest.mark.parametrize("name", TIED)
 def test_a_tied_weight_may_be_saved_once(name: str, of_copy: bool, tmp_path: Path) -> None:

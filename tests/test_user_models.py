@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
@@ -51,10 +52,11 @@ CUT = {
     "BeforeFixed": ["0", "1", "2", "3"],
 }
 TEXT = {"data": "text", "sequence_length": 12}
+ON_TEXT = ("Decoder", "DeclaredThirdName", "DeclaredTied", "Encoder", "Padded", "Shared", "ThirdName")
 
 
 def workload_of(name: str, **options: Any) -> Workload:
-    data = TEXT if name in ("Decoder", "DeclaredTied", "Encoder", "Padded", "Shared") else {"data": "digits"}
+    data = TEXT if name in ON_TEXT else {"data": "digits"}
     return Workload(
         model=f"tests.own_models:{name}",
         model_options=options,
@@ -583,14 +585,19 @@ def test_an_export_loads_into_the_module(name: str, tmp_path: Path, alone: None)
     check(whole, state, job, checkpoint)
 
 
-@pytest.mark.parametrize(("name", "options"), [("Decoder", {"tied": True}), ("DeclaredTied", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Decoder", {"tied": True}), ("DeclaredTied", {}), ("ThirdName", {}), ("DeclaredThirdName", {})],
+)
 def test_all_names_of_a_tied_weight_are_exported(name: str, options: Any, tmp_path: Path, alone: None) -> None:
     job, checkpoint = checkpointed(workload_of(name, **options), tmp_path / "run")
     found = export.export(tmp_path / "run", checkpoint, "state_dict", tmp_path / "out")
     state = torch.load(found.files[0], weights_only=True)
     whole = getattr(own_models, name)(**options)
-    assert set(state) == set(whole.state_dict())
+    assert set(state) == set(whole.state_dict()) and found.num_weights == len(state)
     check(whole, state, job, checkpoint)
+    found = export.export(tmp_path / "run", checkpoint, "safetensors", tmp_path / "files")
+    check(getattr(own_models, name)(**options), load_file(found.files[0]), job, checkpoint)
 
 
 one = one_device()

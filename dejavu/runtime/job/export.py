@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from dejavu.runtime.state import (
     weight_sizes,
 )
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models import model_of
+from dejavu.workload.models import Model, model_of
 from dejavu.workload.models.hugging_face import HuggingFace
 
 FORMATS = ("safetensors", "state_dict", "hf")
@@ -98,9 +99,10 @@ def export(training: Path, checkpoint: Path, to: str, folder: Path) -> Exported:
         raise InputError(
             f"format hf is for models by `hf:PATH`, and this is {job.workload.model!r}; wanted safetensors"
         )
-    sizes = weight_sizes(checkpoint)
+    held = weight_sizes(checkpoint)
+    names = _written(model, model.weight_names(dataset_of(job.workload).shape, held))
+    sizes = {name: held[name] * len(written) for name, written in names.items()}
     _check_room(folder, sum(sizes.values()))
-    names = model.weight_names(dataset_of(job.workload).shape, sizes)
     trained = checkpoint_step(checkpoint)
     loss = read_losses(training / job.progress_path.name).get(trained - 1)
     held_out = held_out_loss_of(checkpoint)
@@ -116,7 +118,7 @@ def export(training: Path, checkpoint: Path, to: str, folder: Path) -> Exported:
     if isinstance(model, HuggingFace) and to == "hf":
         model.save_config(folder)
         files.append(folder / "config.json")
-    return Exported(folder, tuple(files), len(names), trained, loss, held_out)
+    return Exported(folder, tuple(files), len(set(chain(*names.values()))), trained, loss, held_out)
 
 
 def _job_of(training: Path) -> TrainingJob:
@@ -137,15 +139,35 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _renamed(state: State, names: Mapping[str, str]) -> State:
-    return {names[name]: tensor for name, tensor in state.items() if name in names}
+Names = Mapping[str, tuple[str, ...]]  # by the name in a checkpoint, those that a tensor is written under
+
+
+def _written(model: Model, names: Mapping[str, str]) -> Names:
+    """Return all names that the plain module has for what is written, one of a weight with several by one of them."""
+    written = set(names.values())
+    more = {
+        next(one for one in same if one in written): tuple(one for one in same if one not in written)
+        for same in model.names_of_same()
+        if written.intersection(same)
+    }
+    return {name: (outer, *more.get(outer, ())) for name, outer in names.items()}
+
+
+def _renamed(state: State, names: Names) -> State:
+    """Return tensors of their own under all names, as safetensors wants them."""
+    named = ((name, tensor) for name, tensor in state.items() if name in names)
+    return {
+        outer: tensor.clone() if number else tensor
+        for name, tensor in named
+        for number, outer in enumerate(names[name])
+    }
 
 
 def _safetensors(
-    checkpoint: Path, folder: Path, sizes: Mapping[str, int], names: Mapping[str, str], about: Mapping[str, str]
+    checkpoint: Path, folder: Path, sizes: Mapping[str, int], names: Names, about: Mapping[str, str]
 ) -> Iterator[Path]:
     """Write files of at most `MOST_FILE_BYTES` and, where there are several, the list of what is where."""
-    parts = list(_parts({name: sizes[name] for name in names}))
+    parts = list(_parts(sizes))
     where: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
         name = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
@@ -155,7 +177,7 @@ def _safetensors(
         yield folder / name
     if len(parts) > 1:
         index = folder / "model.safetensors.index.json"
-        content: dict[str, Any] = {"metadata": {"total_size": sum(sizes[name] for name in names)}, "weight_map": where}
+        content: dict[str, Any] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         index.write_text(json.dumps(content, indent=1))
         yield index
 

@@ -256,6 +256,10 @@ class Model(ABC):
         """
         return {name: name for name in names}
 
+    def names_of_same(self) -> tuple[tuple[str, ...], ...]:
+        """Return all names of each tensor that has several in the plain module's state."""
+        return ()
+
     def weight_sources(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, tuple[Source, ...]]:
         """Return where each weight may be in saved weights, in the order in which it is looked for."""
         return {name: (Source((outer,)),) for name, outer in self.weight_names(shape, names).items()}

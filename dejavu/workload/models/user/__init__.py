@@ -15,7 +15,7 @@ from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload.code import imported_code
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, source_hash
+from dejavu.workload.models._base import LayerBuilder, Model, Source, source_hash
 from dejavu.workload.models.user.cutting import Cut, Take, cut
 from dejavu.workload.models.user.waiting import values_when_read
 
@@ -58,9 +58,7 @@ class UserModel(Model):
         wanted, found, taken = set(names), dict[str, str](), set[str]()
         with fake_tensors():
             module = self.factory(**self.options)
-        outer: dict[int, list[str]] = {}
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            outer.setdefault(id(tensor), []).append(name)
+        outer = _names(module)
         for layer, take in self._cut(shape).takes.items():
             left = {one: list(every) for one, every in outer.items()}
             for name, tensor in take(module).state_dict(keep_vars=True).items():
@@ -72,6 +70,19 @@ class UserModel(Model):
                     taken.add(same)
                     found[f"{layer}.{name}"] = same
         return found
+
+    def names_of_same(self) -> tuple[tuple[str, ...], ...]:
+        with fake_tensors():
+            every = _names(self.factory(**self.options)).values()
+        return tuple(tuple(names) for names in every if len(names) > 1)
+
+    def weight_sources(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, tuple[Source, ...]]:
+        """Return where each weight may be: under its name, or else another one of the same tensor."""
+        same = {name: every for every in self.names_of_same() for name in every}
+        return {
+            name: tuple(Source((one,)) for one in dict.fromkeys((outer, *same.get(outer, ()))))
+            for name, outer in self.weight_names(shape, names).items()
+        }
 
     @property
     def code(self) -> str:
@@ -88,6 +99,14 @@ class UserModel(Model):
     def _layer(self, take: Take) -> nn.Module:
         with values_when_read():
             return take(self.factory(**self.options))
+
+
+def _names(module: nn.Module) -> dict[int, list[str]]:
+    """Return the names of each tensor of a module's state."""
+    found: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), []).append(name)
+    return found
 
 
 def load_model(reference: str, options: Mapping[str, Any]) -> Model:
