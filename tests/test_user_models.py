@@ -516,6 +516,14 @@ def test_a_product_that_does_not_fit_is_a_sentence_without_torchs_stack(inner: i
     assert not logged and not log.disabled
 
 
+def test_a_record_is_refused_with_what_could_be_returned() -> None:
+    said = (
+        r"returns a OrderedDict; wanted one tensor .*: its 'logits', by a module whose forward pass returns that alone$"
+    )
+    with pytest.raises(CaptureError, match=said):
+        capture(workload_of("WithRecord"))
+
+
 @pytest.mark.parametrize("kind", own_models.FIRST)
 @pytest.mark.parametrize("inputs", ["float64", "float16", "int64", "int32", "uint8", "bool"])
 def test_a_model_is_planned_only_where_torch_would_run_it(kind: str, inputs: str) -> None:

@@ -68,6 +68,7 @@ def trace_layer(
             if not isinstance(output, torch.Tensor):
                 raise CaptureError(
                     f"layer {builder.name!r} returns a {type(output).__name__}; wanted one tensor for the next layer"
+                    f"{_one_of(output)}"
                 )
             in_layer = num_recomputed  # the loss is no part of what is checkpointed
             end = loss(output) if loss else output
@@ -170,6 +171,12 @@ def _misfit(part: torch.nn.Module) -> str:
             "replicas would come to have different weights; wanted max_norm=None, and the norm limited in forward"
         )
     return ""
+
+
+def _one_of(output: object) -> str:
+    """Say which tensor a record has that could be returned alone, as the scores of a model of transformers."""
+    names = [name for name, one in output.items() if isinstance(one, torch.Tensor)] if isinstance(output, dict) else []
+    return f": its {names[0]!r}, by a module whose forward pass returns that alone" if names else ""
 
 
 def failing_part(module: torch.nn.Module, error: BaseException) -> str:
