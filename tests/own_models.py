@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -259,6 +259,33 @@ class Odd(nn.Module):
         if self.kind == "attention":
             return self.inner(x[:, None], x[:, None], x[:, None])[0][:, 0]
         return self.inner(x)
+
+
+class Attends(nn.Module):
+    """Attention of 4 heads, with what transformers' modules do around it.
+
+    Args:
+        kind: "biased" and "masked" add numbers to its scores, with and without a gradient; "cached" appends keys and
+            values to those of earlier calls, of which there are none: a tensor of the shape (0,).
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.project, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.bias = nn.Parameter(torch.zeros(4, 16, 16), requires_grad=kind == "biased")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.project(x).view(len(x), -1, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        if self.kind == "cached":
+            key, value = (torch.cat([torch.tensor([]), one], dim=-2) for one in (key, value))
+        mask = None if self.kind == "cached" else self.bias.expand(len(x), -1, -1, -1)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+def attends(kinds: Sequence[str]) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(64, 32), *(Attends(kind) for kind in kinds), nn.Linear(32, 64))
 
 
 ODD = ("recurrent", "group norm", "instance norm", "looked up", "bilinear", "convolution", "attention", "prelu")

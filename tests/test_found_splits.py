@@ -156,6 +156,17 @@ def test_what_can_be_carried_out_is_run_by_torch(kind: str, two_devices: DeviceM
     assert bool(checked) == (kind not in own_models.NEVER_SPLIT), "of these torch has no rule for some operator"
 
 
+def attention_of(*kinds: str) -> tuple[OperatorGraph, ...]:
+    settings = {"model": "tests.own_models:attends", "model_options": {"kinds": kinds}, "sequence_length": 16}
+    data = {"data": "synthetic", "synthetic": {"num_classes": 64}, "batch_size": 8}
+    return capture_operators(Workload.model_validate(settings | data), "cuda")[1:-1]
+
+
+def test_keys_are_appended_to_none() -> None:
+    (layer,) = attention_of("cached")
+    assert find(layer, prices_of(2, 0.0), 0.0).weights
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_whole_sums_of_t5_are_megatron_s(size: int) -> None:
     """Two sums each way in a block of the encoder, three and four in one of the decoder, whatever the microbatch."""

@@ -70,6 +70,8 @@ def _is_known(node: Node) -> bool:
 def _fits(placement: int, tensor: TensorType, size: int) -> bool:
     if placement in (SUMMED, AVERAGED):
         return tensor.dtype.is_floating_point  # parts of whole numbers are no numbers after a cast
+    if placement >= len(tensor.shape):  # torch's `cat` also takes tensors of the shape (0,) beside others
+        return False
     return placement < 0 or (tensor.shape[placement] > 0 and tensor.shape[placement] % size == 0)
 
 
