@@ -167,6 +167,13 @@ def test_keys_are_appended_to_none() -> None:
     assert find(layer, prices_of(2, 0.0), 0.0).weights
 
 
+@pytest.mark.parametrize("kinds", [("biased", "masked"), ("masked", "biased")])
+def test_masks_with_a_gradient_and_without(kinds: tuple[str, str]) -> None:
+    """Torch's kernel and its shapes are the same: what is kept of the one is not for the other."""
+    for layer in attention_of(*kinds):
+        assert not any(carried_out(layer, {}, 1).moves.values())
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_whole_sums_of_t5_are_megatron_s(size: int) -> None:
     """Two sums each way in a block of the encoder, three and four in one of the decoder, whatever the microbatch."""

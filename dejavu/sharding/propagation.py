@@ -286,12 +286,14 @@ class _Propagation:
         if known is None:
             known = propagator.op_to_schema_info_for_single_dim_strategy.get(node.call)
         arguments, options = node.arguments_with(given)
+        ask: Any = propagator.propagate_op_sharding
+        if any(str(one.type) == "List[bool]" for one in node.call._schema.arguments):
+            # Which gradients are wanted is not in the key under which torch keeps its answers.
+            ask = propagator.propagate_op_sharding_non_cached
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                answer: Any = propagator.propagate_op_sharding(
-                    OpSchema(node.call, tuple(arguments), options, schema_info=known)
-                )
+                answer = ask(OpSchema(node.call, tuple(arguments), options, schema_info=known))
         except Exception as error:  # torch's functions raise what they like
             why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise ShardingError(f"{node.kind} cannot be run on distributed tensors: {why}") from error
