@@ -139,7 +139,11 @@ def test_options_change_the_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("xlnet", {}, "model_type is 'xlnet'; wanted one of gpt2, "),
+        (
+            "xlnet",
+            {},
+            "model_type is 'xlnet'; wanted one of gpt2, .* or `model: package.module:factory` with a factory",
+        ),
         ("llama", {"model_options": {"depth": 3}}, "a config of llama has no field 'depth'"),
         ("llama", {"sequence_length": 65}, "max_position_embeddings is 64; the data needs at least 65"),
         ("llama", {"model_options": {"vocab_size": 200}}, "vocab_size is 200; the data needs at least 256"),

@@ -66,9 +66,9 @@ def trace_layer(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
             output = module(inputs)
             if not isinstance(output, torch.Tensor):
+                form = "one tensor, the scores" if loss else "one tensor for the next layer"
                 raise CaptureError(
-                    f"layer {builder.name!r} returns a {type(output).__name__}; wanted one tensor for the next layer"
-                    f"{_one_of(output)}"
+                    f"layer {builder.name!r} returns a {type(output).__name__}; wanted {form}{_one_of(output)}"
                 )
             in_layer = num_recomputed  # the loss is no part of what is checkpointed
             end = loss(output) if loss else output

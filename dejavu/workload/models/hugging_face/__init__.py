@@ -44,7 +44,11 @@ def load_config(reference: str, options: Mapping[str, Any]) -> HuggingFace:
             ("model",),
         ) from error
     if kind not in FAMILIES:
-        raise InputError(f"{path}: model_type is {kind!r}; wanted one of {', '.join(FAMILIES)}", ("model",))
+        raise InputError(
+            f"{path}: model_type is {kind!r}; wanted one of {', '.join(FAMILIES)}, or `model: package.module:factory` "
+            "with a factory of your own that returns transformers' module",
+            ("model",),
+        )
     model = T5(path, options) if kind == "t5" else HuggingFace(path, options)
     known = importlib.import_module("transformers").AutoConfig.for_model(kind).to_dict()
     unknown = [name for name in options if name not in known]
