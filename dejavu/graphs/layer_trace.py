@@ -66,10 +66,7 @@ def trace_layer(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
             output = module(inputs)
             if not isinstance(output, torch.Tensor):
-                form = "one tensor, the scores" if loss else "one tensor for the next layer"
-                raise CaptureError(
-                    f"layer {builder.name!r} returns a {type(output).__name__}; wanted {form}{_one_of(output)}"
-                )
+                raise CaptureError(f"layer {builder.name!r} returns {_not_a_tensor(output, loss)}")
             in_layer = num_recomputed  # the loss is no part of what is checkpointed
             end = loss(output) if loss else output
         recorder.direction = "backward"
@@ -173,10 +170,15 @@ def _misfit(part: torch.nn.Module) -> str:
     return ""
 
 
-def _one_of(output: object) -> str:
-    """Say which tensor a record has that could be returned alone, as the scores of a model of transformers."""
+def _not_a_tensor(output: object, loss: object) -> str:
+    """Say what is wanted in place of an output, and which tensor of a record could be returned alone.
+
+    Models of transformers return such records.
+    """
+    form = "one tensor, the scores" if loss else "one tensor for the next layer"
     names = [name for name, one in output.items() if isinstance(one, torch.Tensor)] if isinstance(output, dict) else []
-    return f": its {names[0]!r}, by a module whose forward pass returns that alone" if names else ""
+    alone = f": its {names[0]!r}, by a module whose forward pass returns that alone" if names else ""
+    return f"a {type(output).__name__}; wanted {form}{alone}"
 
 
 def failing_part(module: torch.nn.Module, error: BaseException) -> str:
