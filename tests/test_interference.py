@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
@@ -26,6 +27,7 @@ from dejavu.profiling.layer_passes import (
     LEAST_REPEATS,
     MOST_COPIES,
     MOST_REPEATS,
+    PARTS,
     _figures,
     _repeat,
     _Work,
@@ -108,6 +110,19 @@ def test_one_process_measures_the_layers_of_several_models(tiny: Workload, monke
         found = {row["signature"] for row in rows if row["model"] == number}
         assert found == {layer.signature for layer in graph.layers}
     assert [row["model"] for row in rows] == sorted(row["model"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "end", [nn.Identity(), nn.Flatten(0), nn.Unflatten(1, (2, 2))], ids=["itself", "flat", "apart"]
+)
+def test_a_layer_is_measured_in_two_parts_whatever_view_it_returns(end: nn.Module) -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), end)
+    work = _Work((layer,), torch.randn(2, 4), None, torch.empty(0), splits=True, build=None)
+    optimizer = torch.optim.SGD(layer.parameters())
+    took = _repeat(work, optimizer, in_parts=True)
+    assert {len(took[part]) for part in PARTS} == {IN_FLIGHT}
+    plain = _repeat(work, optimizer, in_parts=False)
+    assert len(plain["backward"]) == IN_FLIGHT and layer[0].weight.grad is not None
 
 
 def test_disturbed_repeats_do_not_count(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dejavu.cluster.records import Kind
 from dejavu.graphs.in_parts.running_again import run_again_once
-from dejavu.graphs.in_parts.split_backward import OwnTensor, backward_input, backward_weight
+from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight, own_tensor
 from dejavu.graphs.inside import inside_bytes, size_of
 
 INPUT, OUTPUT, ARRIVING = "input", "output", "arriving"  # arriving: the gradient of the output
@@ -177,8 +177,7 @@ def _in_parts(module: nn.Module, inputs: torch.Tensor, loss: Loss | None, watch:
     del state, again
     if not output.requires_grad:
         return InParts(0, 0, 0)
-    if output._is_view():
-        output = OwnTensor.apply(output)  # type: ignore[no-untyped-call]  # as a stage's
+    output = own_tensor(output)  # as a stage's
     end, arriving = (loss(output), None) if loss else (output, [torch.empty_like(output)])
     watch.call(OUTPUT, output)
     if arriving:

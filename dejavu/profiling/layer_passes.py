@@ -29,7 +29,7 @@ from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.compiling import compile_layers
 from dejavu.graphs.graph import DTYPES, Graph, Layer, to_dtype
-from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight
+from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight, own_tensor
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
@@ -312,7 +312,7 @@ def _repeat(work: _Work, optimizer: torch.optim.Optimizer | None, *, in_parts: b
             fresh = work.x.clone().requires_grad_(work.x.is_floating_point() and work.passes_gradient)
             with _timing(taken["forward"]):
                 output = module(fresh)
-                end = work.loss(output, work.targets) if work.loss else output
+                end = own_tensor(work.loss(output, work.targets) if work.loss else output)
             of_microbatch.append(_End(fresh, end, module))
         ends += reversed(of_microbatch)
     (_backward_in_parts if in_parts else _backward)(ends, taken)

@@ -19,7 +19,7 @@ from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES, to_dtype
 from dejavu.graphs.in_parts.own_buffers import BuffersBefore, OwnBuffers
 from dejavu.graphs.in_parts.running_again import run_again_once
-from dejavu.graphs.in_parts.split_backward import OwnTensor
+from dejavu.graphs.in_parts.split_backward import own_tensor
 from dejavu.graphs.offload import offloading, weights_to_host
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
@@ -126,10 +126,7 @@ class Layers(nn.Sequential):
                     x = passed_on(_recomputed(run, x, layer, in_parts=self.in_parts) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)
-        if x.requires_grad and x._is_view():
-            owned: torch.Tensor = OwnTensor.apply(x)  # type: ignore[no-untyped-call]
-            return owned
-        return x
+        return own_tensor(x)
 
     def _placed(
         self, layer: nn.Module, x: torch.Tensor, position: int

@@ -23,7 +23,7 @@ from torch.distributed.pipelining._backward import (
 )
 
 Groups = list[dict[str, Any]]  # torch's own: params, intermediates and their grads
-__all__ = ["Groups", "OwnTensor", "backward_input", "backward_weight", "node_of"]
+__all__ = ["Groups", "backward_input", "backward_weight", "node_of", "own_tensor"]
 
 
 def backward_input(
@@ -39,6 +39,7 @@ def backward_input(
     Like torch's `stage_backward_input`, but gradients that cannot wait for the second part are accumulated here.
 
     Args:
+        outputs: none of them a view; see `own_tensor`.
         arriving: the outputs' gradients; None: they are losses.
         retains: what autograd saved stays, also where none of these gradients is left for later.
     """
@@ -102,9 +103,15 @@ def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         parameter.grad.add_(gradient)
 
 
-class OwnTensor(torch.autograd.Function):
-    """The same elements in a tensor that is no view: a view cannot be detached in place, as stages' outputs are."""
+def own_tensor(output: torch.Tensor) -> torch.Tensor:
+    """Return an output as no view, of the same elements: `backward_input` detaches it in place, as no view can be."""
+    if not (output.requires_grad and output._is_view()):
+        return output
+    owned: torch.Tensor = _OwnTensor.apply(output)  # type: ignore[no-untyped-call]
+    return owned
 
+
+class _OwnTensor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.data
