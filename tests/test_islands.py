@@ -298,3 +298,20 @@ def test_plans_on_islands_are_found_and_proved(tmp_path: Path) -> None:
     assert best.plan is not None and best.seconds < 0.99 * choice.simulated_seconds
     on_devices = simulate_bound(whole, bind_by_steps(whole, best.plan, cluster), cluster)
     assert on_devices.step_seconds >= choice.simulated_seconds * (1 - 1e-6)
+
+
+def test_a_plan_on_islands_has_a_step_where_links_have_become_equal_and_is_refused_without_its_nodes(
+    tmp_path: Path,
+) -> None:
+    """As when the cluster has changed since, and a re-plan compares the plan that is there."""
+    groups, slow = SITES["two sites"]
+    cluster = cluster_of(tmp_path, groups, slow)
+    told = told_of(prices_of(cluster, tmp_path))[0]
+    on_both = next(one for one in plans_of(told, np.random.default_rng(5), 40) if len(one.device_counts) == 2)
+    mended = PlanRequest(workload(), cluster_of(tmp_path, groups, {}), tmp_path / "profiles_db", budget_seconds=1.0)
+    found = Planner().plan(mended).candidate(on_both)
+    before = simulate_bound(told, bind_by_steps(told, on_both, cluster), cluster)
+    assert found.fits and found.simulated_seconds < before.step_seconds
+    alone = PlanRequest(workload(), cluster_of(tmp_path, groups[:1], {}), tmp_path / "profiles_db", budget_seconds=1.0)
+    with pytest.raises(InputError, match="'g1'; the cluster has g0"):
+        Planner().plan(alone).candidate(on_both)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -366,7 +367,8 @@ def links_between(
     ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
     place = {key: k for k, key in enumerate(alike)}
-    types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in transfers}
+    islands = dict.fromkeys(map(Island.of, configurations))
+    types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in product(islands, repeat=2)}
     between = np.array(
         [
             [stage_transfer(cluster, types[Island.of(a), Island.of(b)], a, b, apart=apart) for b in alike.values()]

@@ -137,12 +137,15 @@ class Choice:
         return None if sources <= {MEASURED, TRAINED} else split_into(self.request.workload, count)
 
     def candidate(self, plan: Plan) -> Candidate:
-        """Bind another plan of the request to devices, and simulate it there.
+        """Bind another plan to devices, and simulate it there; also one with stages that are not considered today.
 
         Raises:
-            InputError: its schedule does not run so many stages or microbatches.
+            InputError: its schedule does not run so many stages or microbatches, or the cluster has no such stages.
         """
-        return self.simulator.bound(self.simulator.candidate(self.prices.priced_for(plan), plan))
+        priced, used = self.prices.priced_for(plan), dict.fromkeys(stage.configuration for stage in plan.stages)
+        if not used.keys() <= set(priced.problem.configurations):
+            priced = self.prices.priced(plan.num_microbatches, plan.slices, tuple(used))
+        return self.simulator.bound(self.simulator.candidate(priced, plan))
 
     @cached_property
     def binding(self) -> Binding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dejavu.cluster import Cluster, Link, NodeGroup
-from dejavu.cluster.islands import Island, between_links, told_apart, whole_types
+from dejavu.cluster.islands import Island, between_links, whole_types
 from dejavu.profiles import Measurement, ProfileDatabase
 
 EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
@@ -61,10 +61,31 @@ def _as_in_the_file(link: Link) -> TransferCost:
     return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")
 
 
-def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[Island, Island], TransferCost]:
-    """Return the costs between any two of the cluster's types and islands: (sender, receiver) -> cost."""
-    every = dict.fromkeys((*whole_types(cluster), *told_apart(cluster)))
-    return {(a, b): transfer_cost(cluster, database, a, b) for a in every for b in every}
+class TransferCosts(dict[tuple[Island, Island], TransferCost]):
+    """(sender's devices, receiver's) -> the cost of a message; of islands, it is computed when it is asked for.
+
+    Example:
+        >>> import dejavu
+        >>> from dejavu.profiles import ProfileDatabase
+        >>> cluster = dejavu.load_cluster("examples/clusters/4x8-v100.yaml")
+        >>> (v100,) = whole_types(cluster)
+        >>> transfer_costs(cluster, ProfileDatabase("profiles_db"))[v100, v100].source
+        'declared'
+    """
+
+    def __init__(self, cluster: Cluster, database: ProfileDatabase) -> None:
+        types = whole_types(cluster)
+        super().__init__({(a, b): transfer_cost(cluster, database, a, b) for a in types for b in types})
+        self._cluster, self._database = cluster, database
+
+    def __missing__(self, ends: tuple[Island, Island]) -> TransferCost:
+        self[ends] = transfer_cost(self._cluster, self._database, *ends)
+        return self[ends]
+
+
+def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> TransferCosts:
+    """Return the costs between any two of the cluster's types, and between islands."""
+    return TransferCosts(cluster, database)
 
 
 def links_of_neighbours(cluster: Cluster, a: Island, b: Island) -> list[Link]:
