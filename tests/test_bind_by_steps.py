@@ -74,16 +74,16 @@ def anywhere(count: int) -> Prices:
 
 def plan_of(rng: np.random.Generator, priced: PricedProblem, cluster: Cluster, count: int) -> Plan | None:
     """A plan that the cluster has single devices for, or pairs; None: the draw asked for what there is not."""
-    name, free = str(rng.choice(LISTED)), dict(cluster.device_counts)
+    name, free = str(rng.choice(LISTED)), dict(priced.problem.device_counts)
     schedule = SCHEDULES["1f1b"] if name == "chimera" else named(SCHEDULES, name)
     num_ranks, hows = int(rng.integers(2, min(6, count) + 1)), []
     for _ in range(num_ranks):
         size = 2 if name != "chimera" and rng.random() < 0.3 else 1
-        among = [one for one in priced.problem.configurations if one.num_devices == size <= free[one.device_type]]
+        among = [one for one in priced.problem.configurations if one.num_devices == size <= free[one.kind]]
         if not among:
             return None
         hows.append(among[rng.integers(len(among))])
-        free[hows[-1].device_type] -= hows[-1].num_devices
+        free[hows[-1].kind] -= hows[-1].num_devices
     S = num_ranks * schedule.stages_per_rank
     if S > LAYERS:
         return None
@@ -103,7 +103,7 @@ def every_binding(plan: Plan, cluster: Cluster) -> Iterator[Binding]:
             yield ()
             return
         how = plan.rank_configuration(rank)
-        own = [at for at in nodes if at[1] == how.device_type]
+        own = [at for at in nodes if at[1] == how.device_type and (not how.groups or nodes[at][0].group in how.groups)]
         for blocks in itertools.combinations_with_replacement(own, how.num_nodes):
             now, devices = dict(taken), list[Device]()
             for at in blocks:
@@ -270,7 +270,9 @@ def test_nothing_is_simulated_where_devices_are_alike(
 def test_messages_and_sums_are_those_of_the_devices(cases: list[Case]) -> None:
     spans, sums = 0, 0
     for one in cases:
-        pricing = BindingPrices(one.priced.problem, one.plan, Site.of(one.cluster), one.priced.accumulate)
+        pricing = BindingPrices(
+            one.priced.problem, one.plan, Site.of(one.cluster, one.priced.problem.configurations), one.priced.accumulate
+        )
         links = SeatLinks(pricing, one.priced.gradient_bytes_L)
         bindings = list(itertools.islice(every_binding(one.plan, one.cluster), 20))
         places = [padded(pricing.site.places(each.placements, pricing.width_R.tolist())) for each in bindings]

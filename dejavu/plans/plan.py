@@ -255,7 +255,7 @@ class StageConfiguration:
         if "device_type" not in data:
             raise PlanError("configuration has no device_type; wanted the name of one of the cluster's")
         groups = data.get("groups", [])
-        if not isinstance(groups, list) or not all(isinstance(name, str) for name in groups):
+        if not isinstance(groups, list | tuple) or not all(isinstance(name, str) for name in groups):
             raise PlanError(f"groups is {groups!r:.60}; wanted a list of names of groups of nodes")
         return cls(**{**data, "offload": Offload.from_json(data.get("offload", False)), "groups": tuple(groups)})
 

@@ -37,7 +37,7 @@ def check_goes_both_ways(workload: Workload) -> None:
 
 def is_one_device(one: StageConfiguration) -> bool:
     """Return whether a stage of this configuration can have one of the other copy beside it: on a device of its own."""
-    return one == StageConfiguration(one.device_type, recompute=one.recompute)
+    return one == StageConfiguration(one.device_type, recompute=one.recompute, groups=one.groups)
 
 
 def check_both_ways(workload: Workload, plan: Plan) -> None:
