@@ -244,7 +244,16 @@ def test_a_training_that_moves_between_clusters_does_not_name_groups(tmp_path: P
     options = {"replan": {"action": "migrate"}, "trials": {"count": 0}}
     following = Workload.model_validate({**workload().model_dump(), **options})
     prices = Prices(PlanRequest(following, cluster, tmp_path / "profiles_db", Parallelism()))
-    assert prices.problems(4) and not told_of(prices)
+    assert prices.problems(4) and not told_of(prices) and not prices.islands and prices.of_all_parts(4) is None
+
+
+def test_where_stages_are_named_nothing_else_is_considered(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, *SITES["two sites"])
+    only = Parallelism(only=(StageConfiguration("Mine", groups=("g0",)), StageConfiguration("Mine", groups=("g1",))))
+    prices = Prices(PlanRequest(workload(), cluster, tmp_path / "profiles_db", only))
+    (problem,) = (one.problem for one in prices.problems(4))
+    assert problem.configurations == only.only and problem.device_counts == {"Mine in g0": 4, "Mine in g1": 4}
+    assert not prices.islands and prices.of_all_parts(4) is None
 
 
 @pytest.mark.parametrize("name", SITES)

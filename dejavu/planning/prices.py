@@ -135,8 +135,9 @@ class Prices:
 
     @property
     def islands(self) -> tuple[Island, ...]:
-        """Groups of nodes on which stages may stay, of types that have several such; see `cluster.islands`."""
-        return tuple(dict.fromkeys(island for part in self.parts for island in part if island.groups))
+        """Groups of nodes on which stages may stay, of types that have several such; none where stages are named."""
+        parts = () if self.request.spread.only else self.parts
+        return tuple(dict.fromkeys(island for part in parts for island in part if island.groups))
 
     @property
     def widths_left_out(self) -> str:
