@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
+from dejavu.cluster.islands import Island
 from dejavu.cost.collectives.transfer import TransferCost
 from dejavu.migration import RunningProblem
 from dejavu.plans import Problem, StageConfiguration
@@ -56,4 +57,4 @@ def running_problem(
     )
     transfer = TransferCost(LATENCY_SECONDS, 1 / BYTES_PER_SECOND, "declared")
     priced = PricedProblem(problem, forward_CL, forward_CL * 1.5)
-    return RunningProblem(priced, cluster, ("1f1b",), {("core", "core"): transfer})
+    return RunningProblem(priced, cluster, ("1f1b",), {(Island("core"), Island("core")): transfer})
