@@ -244,10 +244,6 @@ class Cluster:
         """Return what each device of the type may keep on its node's disks, likewise."""
         return _least(Nvme, self._shares_of(type_name, "nvme"))
 
-    def cards_per_device(self, type_name: str) -> float:
-        """Return a device's part of its node's network cards; of groups that differ the least counts."""
-        return min(group.cards_per_device for group in self.groups if dict(group.devices).get(type_name))
-
     def _shares_of(self, type_name: str, what: str) -> list[Any]:
         groups = [group for group in self.groups if dict(group.devices).get(type_name)]
         found = [(getattr(group, what), group.devices_per_node) for group in groups]
