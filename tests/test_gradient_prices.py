@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dejavu.cluster import load_cluster, this_machine
-from dejavu.cost import transfer_costs
+from dejavu.cost import TransferCosts
 from dejavu.cost.collectives.inside_stages import COMPARED_BACKWARD, StageCollectives
 from dejavu.cost.gradients import NUMBERS_MOVED, adding_seconds, combining_seconds, gathered_bytes
 from dejavu.cost.memory import configuration_memory
@@ -36,7 +36,7 @@ def with_rule(settings: GradientSettings) -> Workload:
 def priced(settings: GradientSettings, folder: Path, parallelism: Parallelism) -> PricedProblem:
     database = ProfileDatabase(folder)
     prices: ParallelPrices = prices_of("gpt", CLUSTER, database)
-    return price_problem(prices, CLUSTER, with_rule(settings), transfer_costs(CLUSTER, database), parallelism)
+    return price_problem(prices, CLUSTER, with_rule(settings), TransferCosts(CLUSTER, database), parallelism)
 
 
 @pytest.mark.parametrize("count", [3, 4, 8, 64])

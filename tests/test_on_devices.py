@@ -16,7 +16,7 @@ from dejavu.binding import Binding, Placement
 from dejavu.binding.link_prices import LinkPrices, StageExchange
 from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.cost import transfer_costs
+from dejavu.cost import TransferCosts
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.priced_problem import links_between
 from dejavu.cost.trainings.remember import remember
@@ -281,7 +281,7 @@ def test_stages_pay_no_less_anywhere_than_what_is_searched_with(seed: int, tmp_p
     (tmp_path / "cluster.yaml").write_text(json.dumps({"nodes": groups, "links": links}))
     cluster = load_cluster(tmp_path / "cluster.yaml")
     configurations = [StageConfiguration("T4", *shape[:2], shape[0] * shape[1], 1) for shape in SHAPES]
-    transfers = transfer_costs(cluster, ProfileDatabase(tmp_path / "profiles_db"))
+    transfers = TransferCosts(cluster, ProfileDatabase(tmp_path / "profiles_db"))
     priced = links_between(cluster, transfers, configurations)
     pools, compared = range(len(Site.of(cluster))), 0
     for size in (0.0, 1e7):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cluster.islands import Island
-from dejavu.cost import CostTable, cost_table, sources, transfer_costs
+from dejavu.cost import CostTable, TransferCosts, cost_table, sources
 from dejavu.cost.collectives.beside import BUCKET_BYTES, SLOWED, StepLine, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, Neighbours, StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
@@ -103,7 +103,7 @@ def priced_of(
 ) -> PricedProblem:
     workload = workload_of(name)
     return price_problem(
-        prices_of(name, cluster, database), cluster, workload, transfer_costs(cluster, database), parallelism
+        prices_of(name, cluster, database), cluster, workload, TransferCosts(cluster, database), parallelism
     )
 
 
@@ -122,7 +122,7 @@ def test_one_device_costs_what_the_table_says_whatever_else_is_allowed(name: str
     np.testing.assert_array_equal(priced.forward_seconds_CL, table.forward.seconds_LD.T)
     np.testing.assert_array_equal(priced.backward_seconds_CL, table.backward.seconds_LD.T)
     np.testing.assert_array_equal(one.costs.per_step_seconds_CL, table.optimizer.seconds_LD.T)
-    first, transfer = many.index(StageConfiguration(NAME)), transfer_costs(CLUSTER, empty)[Island(NAME), Island(NAME)]
+    first, transfer = many.index(StageConfiguration(NAME)), TransferCosts(CLUSTER, empty)[Island(NAME), Island(NAME)]
     assert_equal_columns(many, first, one, 0)
     for links, wanted in (
         ("link_latency_seconds_CC", transfer.latency_seconds),
@@ -163,7 +163,7 @@ def test_several_runs_of_a_schedule_take_so_many_times_as_long(name: str, runs: 
     """But for what is done once a step; and they hold no more than one run and the whole step's examples."""
     one = workload_of(name)
     many = one.model_copy(update={"accumulate": runs, "batch_size": runs * one.batch_size})
-    prices, transfers = prices_of(name, CLUSTER, empty), transfer_costs(CLUSTER, empty)
+    prices, transfers = prices_of(name, CLUSTER, empty), TransferCosts(CLUSTER, empty)
     once, often = (price_problem(prices, CLUSTER, w, transfers, EVERYTHING) for w in (one, many))
     count, rng = one.num_microbatches, np.random.default_rng(runs)
     assert (often.problem.num_microbatches, often.accumulate, many.microbatch_size) == (
@@ -376,7 +376,7 @@ def test_a_layer_that_cannot_be_split_is_whole_on_each() -> None:
 
 
 def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> None:
-    transfers = transfer_costs(CLUSTER, empty)
+    transfers = TransferCosts(CLUSTER, empty)
     inside, between = CLUSTER.groups[0].link, CLUSTER.links_between["g0", "g0"]
 
     def per_byte(a: StageConfiguration, b: StageConfiguration) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dejavu.cluster import Cluster, DeviceType
-from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
+from dejavu.cost.collectives.transfer import TransferCost, TransferCosts, transfer_cost
 from dejavu.cost.estimates import (
     INTERPOLATED,
     MEASURED,
@@ -42,12 +42,12 @@ __all__ = [
     "EstimateGrid",
     "Evidence",
     "TransferCost",
+    "TransferCosts",
     "cost_table",
     "is_prediction",
     "remember_stages",
     "sources",
     "transfer_cost",
-    "transfer_costs",
 ]
 
 ABSURD_RATIO = 1000.0  # a measured time that far from the prediction is a fault of its row

@@ -10,7 +10,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cluster.islands import Island, told_apart_in
-from dejavu.cluster.meshes import AnyShare, Share, counts_of
+from dejavu.cluster.meshes import AnyShare, Share, counts_of, on_nodes
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import Neighbours, stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
@@ -125,7 +125,7 @@ def _measured_links(transfers: Transfers) -> dict[tuple[str, str], tuple[float, 
 def _counts_by(configurations: Sequence[StageConfiguration], cluster: Cluster) -> dict[str, int]:
     """Return how many devices there are of each type, or of each island where configurations name some."""
     islands = told_apart_in(cluster, (Island.of(one) for one in configurations))
-    return {str(one): sum(one.on(group) * group.count for group in one.groups_of(cluster)) for one in islands}
+    return {str(one): sum(on_nodes(cluster, one)) for one in islands}
 
 
 def _none_possible(cluster: Cluster, parallelism: Parallelism, most: int) -> InputError:

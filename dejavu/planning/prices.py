@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dejavu.cluster import Cluster
 from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import AnyShare, Part, Share, every_part, parts_of, widths_left_out
-from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
+from dejavu.cost import CostTable, TransferCosts, cost_table, is_prediction, remember_stages, sources
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
@@ -83,7 +83,7 @@ class Prices:
         )
         self.errors = PriceErrors(self._parallel, collectives, workload.run_size)
         self._sources = sources(self.rows, workload.optimizer)
-        self.transfers = transfer_costs(request.cluster, self.rows)
+        self.transfers = TransferCosts(request.cluster, self.rows)
         self.corrections = list[str]()  # of layers, by earlier trainings; sentences
 
     @property

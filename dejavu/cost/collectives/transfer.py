@@ -69,7 +69,7 @@ class TransferCosts(dict[tuple[Island, Island], TransferCost]):
         >>> from dejavu.profiles import ProfileDatabase
         >>> cluster = dejavu.load_cluster("examples/clusters/4x8-v100.yaml")
         >>> (v100,) = whole_types(cluster)
-        >>> transfer_costs(cluster, ProfileDatabase("profiles_db"))[v100, v100].source
+        >>> TransferCosts(cluster, ProfileDatabase("profiles_db"))[v100, v100].source
         'declared'
     """
 
@@ -81,11 +81,6 @@ class TransferCosts(dict[tuple[Island, Island], TransferCost]):
     def __missing__(self, ends: tuple[Island, Island]) -> TransferCost:
         self[ends] = transfer_cost(self._cluster, self._database, *ends)
         return self[ends]
-
-
-def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> TransferCosts:
-    """Return the costs between any two of the cluster's types, and between islands."""
-    return TransferCosts(cluster, database)
 
 
 def links_of_neighbours(cluster: Cluster, a: Island, b: Island) -> list[Link]:
