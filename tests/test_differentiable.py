@@ -118,6 +118,15 @@ def test_gradient_steps_lower_the_relaxed_loss_and_keep_to_the_devices() -> None
     assert kept >= 2
 
 
+def test_messages_that_take_far_longer_than_the_known_plan_leave_numbers() -> None:
+    problem = mixed(0)
+    decoder, _ = relaxation_of(problem, best := solved(Exact().run(problem)).step_seconds)
+    options = replace(decoder.options, transfer_L1AA=decoder.options.transfer_L1AA + 1e3 * best)
+    relaxation = Relaxation(options, decoder.counts_T, decoder.type_G, decoder.taken_G, best, 24)
+    found = relaxation.descend(relaxation.start(4, 0, np.ones(3) / decoder.counts_T.sum()), 3, lambda: False)
+    assert all(np.isfinite(values).all() for values in (found.price_RT, found.limit_R, found.prior_RLG, found.loss_R))
+
+
 def test_a_beam_that_drops_nothing_finds_the_cheapest_sum_under_the_limit() -> None:
     compared = 0
     for seed in range(200):

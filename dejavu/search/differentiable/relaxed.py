@@ -302,7 +302,8 @@ class Relaxation:
         """Soft minimum of the energies of each link class, and the expectations under its softmax."""
         of_class, class_MA = self._class_M[lo:hi], self._class_MA[lo:hi]
         least = torch.full((len(energy_RM), self._A), _IMPOSSIBLE, device=self._device)
-        least = least.scatter_reduce(1, of_class.expand(len(energy_RM), -1), energy_RM.detach(), "amin")
+        of_row = of_class.expand(len(energy_RM), -1)
+        least = least.scatter_reduce(1, of_row, energy_RM.detach(), "amin", include_self=False)  # also above impossible
         weight = torch.exp((least[:, of_class] - energy_RM) / temperature)
         mass = weight @ class_MA + (class_MA.sum(0) == 0)  # a class without stages weighs 1 at its impossible energy
         mean = torch.einsum("rmf,ma->raf", weight[:, :, None] * here_RMF, class_MA) / mass[:, :, None]
