@@ -127,6 +127,14 @@ def test_messages_that_take_far_longer_than_the_known_plan_leave_numbers() -> No
     assert all(np.isfinite(values).all() for values in (found.price_RT, found.limit_R, found.prior_RLG, found.loss_R))
 
 
+def test_more_stages_than_the_relaxation_has_cuts_are_no_error() -> None:
+    problem = mixed(0, num_layers=12)
+    best = solved(Exact().run(problem)).step_seconds
+    decoder, relaxation = relaxation_of(problem, 0.5 * best, max_blocks=2)  # each half is busier than that
+    found = relaxation.descend(relaxation.start(4, 0, np.ones(3) / decoder.counts_T.sum()), 3, lambda: False)
+    assert all(np.isfinite(values).all() for values in (found.price_RT, found.limit_R, found.prior_RLG, found.loss_R))
+
+
 def test_a_beam_that_drops_nothing_finds_the_cheapest_sum_under_the_limit() -> None:
     compared = 0
     for seed in range(200):

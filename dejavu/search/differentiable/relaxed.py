@@ -213,7 +213,9 @@ class Relaxation:
             pushed = self._allowed(bill + _PENALTY * excess)
             penalty = ((pushed**2 - bill**2) / (2 * _PENALTY)).sum(1)
             penalty = penalty + shortage_price * short + 0.5 * _PENALTY * short**2
-            gradients = torch.autograd.grad((cost + penalty).sum(), (logits, log_limit))
+            # Zeros, where no stage between the coarse cuts is within the known plan's step: nothing depends on logits.
+            loss, learnt = (cost + penalty).sum(), (logits, log_limit)
+            gradients = torch.autograd.grad(loss, learnt, materialize_grads=True)
             with torch.no_grad():
                 for adam, gradient in zip(adams, gradients, strict=True):
                     adam.step(gradient)
