@@ -196,11 +196,15 @@ class Parallelism:
 
 
 def _check_apart(only: Sequence[StageConfiguration]) -> None:
-    """Raise InputError if groups of nodes that stages on one type name overlap, or only some name any."""
-    for one, other in combinations(dict.fromkeys(map(Island.of, only)), 2):
+    """Raise NotPossibleError if groups of nodes that stages on one type name overlap, or only some name any."""
+    first = dict[Island, StageConfiguration]()
+    for configuration in only:
+        first.setdefault(Island.of(configuration), configuration)
+    for one, other in combinations(first, 2):
         are_apart = one.groups and other.groups and not set(one.groups) & set(other.groups)
         if one.device_type == other.device_type and not are_apart:
-            raise InputError(f"stages on {one} and on {other}; wanted groups that do not overlap, or the same")
+            said = f"on {other}, another stage on {one}; wanted groups that do not overlap, or the same"
+            raise NotPossibleError(first[other], said)
 
 
 def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: int, most_tensor_parallel: int) -> None:

@@ -24,10 +24,12 @@ from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.planning.candidates import bind_by_steps, simulate_bound
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation.bound import simulated_lower_bound
 from dejavu.simulation.bound._prefix_sums import bound_problem
-from dejavu.what_if.own_plan import price_own_plan
+from dejavu.what_if.own_plan import OwnPlan, price_own_plan
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 
 MINE = "{kind: cuda, memory: 24 GiB, bandwidth: 900 GB/s, float32: 20 TFLOP/s}"
 FAST, SLOW = "100 Gbit/s", "1 Gbit/s"
@@ -243,6 +245,22 @@ def test_groups_that_are_not_there_or_overlap_are_refused(
     ]
     with pytest.raises(InputError, match=said):
         Parallelism(only=tuple(stage.configuration for stage in stages)).configurations(cluster, 4)
+
+
+def test_a_plan_whose_groups_overlap_names_the_stage_and_equal_groups_are_equal(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, *SITES["two sites"])
+    request = PlanRequest(workload(), cluster, tmp_path / "profiles_db", Parallelism())
+
+    def priced(*groups: tuple[str, ...]) -> OwnPlan:
+        ends = (0, 2), (2, len(layers_of(request.workload)))
+        stages = [Stage(*end, StageConfiguration("Mine", groups=g)) for end, g in zip(ends, groups, strict=True)]
+        return price_own_plan(request, Plan(tuple(stages), "1f1b", 4))
+
+    with pytest.raises(PlanError, match=r"stage 1: on Mine in g1, another stage on Mine in g0 and g1; wanted groups"):
+        priced(("g0", "g1"), ("g1",))
+    found = priced(("g0", "g1"), ("g1", "g0", "g0"))
+    assert [stage.configuration.groups for stage in found.plan.stages] == [("g0", "g1"), ("g0", "g1")]
+    assert found.to_dict() == priced(("g0", "g1"), ("g0", "g1")).to_dict()
 
 
 def test_a_training_that_moves_between_clusters_does_not_name_groups(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         workload, plan = _told(request.workload, plan)
     except InputError as error:
         raise PlanError(str(error)) from error
+    plan = _with_groups_as_in(request.cluster, plan)
     _check_stages(plan, len(layers_of(workload)))
     for s, stage in enumerate(plan.stages):
         if misfit := workload.gradients.misfit(stage.configuration):
@@ -220,6 +221,16 @@ def _check_stages(plan: Plan, num_layers: int) -> None:
                 f"{stage.configuration.zero_level} reduces gradients after the first; wanted another schedule, or "
                 "zero_level 0 or 1"
             )
+
+
+def _with_groups_as_in(cluster: Cluster, plan: Plan) -> Plan:
+    """Return the plan with each stage's groups of nodes once, in the cluster's order: equal ones are equal."""
+    order = {group.name: number for number, group in enumerate(cluster.groups)}
+    stages = []
+    for stage in plan.stages:
+        groups = sorted(set(stage.configuration.groups), key=lambda name: (order.get(name, len(order)), name))
+        stages.append(replace(stage, configuration=replace(stage.configuration, groups=tuple(groups))))
+    return replace(plan, stages=tuple(stages))
 
 
 def _priced(prices: Prices, plan: Plan) -> PricedProblem:
