@@ -53,9 +53,9 @@ def look_at_cluster(file: Path, dask: str, notes: Notes | None = None) -> Cluste
 def _with_links_tried(cluster: Cluster, client: Any, workers: Mapping[str, str], notes: Notes) -> Cluster:
     known = notes.links
     tried = try_links(client, workers)
-    changed = slow_links(known["usual"], tried, known["slow"])
+    changed = slow_links(known["usual"], tried.moved, known["slow"])
     slow = {host: factor for host, factor in {**known["slow"], **changed}.items() if factor != 1}
-    notes.tried(fastest(known["usual"], tried), slow)
+    notes.tried(fastest(known["usual"], tried.took), slow)
     for host, factor in slow.items():
         get_run_logger().info("messages from and to host %s take %g × as long as they did", host, factor)
     return with_slow_links(cluster, slow)

@@ -28,6 +28,7 @@ from dejavu.migration.launching import launch_changing
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process.own_rank import HOST, own_rank, ranks_on
 from dejavu.watching import fastest, slow_links
+from dejavu.watching.links import Messages, Tried
 from dejavu.workload import ReplanSettings, Workload
 from dejavu.workload.models import layers_of
 from tests.changing import running_problem
@@ -423,12 +424,14 @@ def test_a_link_at_a_tenth_is_found_by_messages_between_workers(namespaces: dict
         question, answer = asked.stdin, asked.stdout
         assert question and answer
 
-        def tried() -> dict[str, dict[str, float]]:
+        def messages() -> Messages:
             print(file=question, flush=True)
-            found: dict[str, dict[str, float]] = json.loads(answer.readline())
-            return found
+            return Messages(*json.loads(answer.readline()))
 
-        usual = fastest({}, tried())
+        def tried() -> Tried:
+            return messages().moved
+
+        usual = fastest({}, messages().took)
         assert {(host, other) for host in usual for other in usual[host]} == {("alpha", "beta"), ("beta", "alpha")}
         assert slow_links(usual, tried(), {}) == {}
         limit("40mbit")  # what beta sends

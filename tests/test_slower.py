@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from dejavu.plans.schedule import Pass
 from dejavu.runtime.process.pace import Paced
 from dejavu.simulation.step import Message, StageSeconds, simulate
 from dejavu.timing.clock import Timed
+from dejavu.watching import links
 from tests.changing import running_problem
 
 HOSTS = ("h0", "h1", "h2")
@@ -152,3 +155,22 @@ def test_how_slow_is_said_in_plain_digits() -> None:
             said = str(change).split(" takes ")[1].split(" × ")[0]
             assert "e" not in said
             assert float(said) == pytest.approx(factor, rel=0.051)
+
+
+@pytest.mark.parametrize("waited", [(0.0, 0.0, 1e-4, 5e-4), (0.0, 0.0, 5e-4, 1e-4)])  # in the order of the calls
+def test_waiting_for_a_core_at_either_end_is_no_slow_link(
+    waited: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter(waited)
+    monkeypatch.setattr(links, "waited_seconds", lambda *, all_threads: next(told))
+
+    async def message() -> tuple[float, float]:
+        worker = SimpleNamespace(ip="127.0.0.1")
+        place = await links._offer(worker)
+        try:
+            return await links._message_seconds(*place)
+        finally:
+            await links._withdraw(worker)
+
+    took, moved = asyncio.run(message())
+    assert took - moved == pytest.approx(5e-4)

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 import time
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from dejavu.cluster import Cluster, Link, NodeGroup, pair
+from dejavu.timing.interference import waited_seconds
 
 MESSAGE_BYTES = 8 * 2**20
-REPEATS = 3  # of each message; the fastest counts
+REPEATS = 3  # of each message
 NEIGHBOURS = 3  # that each host hears from: a slow host is slow from all of them
 MOST_SECONDS = 20.0  # a message that takes longer is broken off, and counts as this long
 SLOW_LINK, RECOVERED_LINK = 3.0, 1.7  # times as long as usual: a message's time varies more than a pass's
+WAITED = struct.Struct("<d")  # after the bytes of a message: how long its sender waited for a core
 OTHER_LINK = 2.0  # times as long as is known of a slow link, or as short: it is another slowness
 
 Tried = Mapping[str, Mapping[str, float]]  # by host: the seconds of a message from each of some other hosts
 
 
-def try_links(client: Any, workers: Mapping[str, str]) -> dict[str, dict[str, float]]:
+class Messages(NamedTuple):
+    """What messages between hosts took.
+
+    Attributes:
+        took: by the clock, the least of each.
+        moved: without what the sender or the receiver, whichever more, waited for a core that other programs had, the
+            median of each. Now and then the kernel counts more waiting than there was, so what is slow is judged by
+            this, and what is usual, the least ever seen, is not.
+    """
+
+    took: dict[str, dict[str, float]]
+    moved: dict[str, dict[str, float]]
+
+
+def try_links(client: Any, workers: Mapping[str, str]) -> Messages:
     """Time a message of `MESSAGE_BYTES` to each host from its next `NEIGHBOURS`, one host after another.
 
     The bytes are zeros, sent in the open on a port of its own that is closed again.
@@ -36,13 +54,14 @@ def try_links(client: Any, workers: Mapping[str, str]) -> dict[str, dict[str, fl
     hosts = sorted(workers)
     offered = client.run(_offer, workers=list(workers.values()), on_error="return")
     places = {host: offered[address] for host, address in workers.items() if isinstance(offered.get(address), tuple)}
-    tried = {}
+    tried = Messages({}, {})
     try:
         for k, host in enumerate(hosts):
             around = [hosts[(k + step) % len(hosts)] for step in range(1, min(NEIGHBOURS, len(hosts) - 1) + 1)]
             senders = {other: places[other] for other in around if other in places}
             found = client.run(_receive, senders, workers=[workers[host]], on_error="return")[workers[host]]
-            tried[host] = found if isinstance(found, dict) else {}
+            for by_host, seconds in zip(tried, found if isinstance(found, tuple) else ({}, {}), strict=True):
+                by_host[host] = seconds
     finally:
         client.run(_withdraw, workers=list(workers.values()), on_error="ignore")
     return tried
@@ -52,9 +71,11 @@ async def _offer(dask_worker: Any) -> tuple[str, int]:
     """Send `MESSAGE_BYTES` to whoever connects, until `_withdraw`."""
 
     async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waited = waited_seconds(all_threads=False)
         with contextlib.suppress(OSError):  # nobody listens any more
             writer.write(bytes(MESSAGE_BYTES))
             await writer.drain()
+            writer.write(WAITED.pack(waited_seconds(all_threads=False) - waited))
         writer.close()
 
     await _withdraw(dask_worker)  # of a look that was killed
@@ -63,25 +84,29 @@ async def _offer(dask_worker: Any) -> tuple[str, int]:
     return host, port
 
 
-async def _receive(senders: Mapping[str, tuple[str, int]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+async def _receive(senders: Mapping[str, tuple[str, int]]) -> tuple[dict[str, float], dict[str, float]]:
+    took, moved = dict[str, float](), dict[str, float]()
     for name, place in senders.items():
         with contextlib.suppress(OSError):  # it has gone meanwhile
-            found[name] = await _message_seconds(*place)
-            for _ in range(REPEATS - 1 if found[name] < MOST_SECONDS else 0):
-                found[name] = min(found[name], await _message_seconds(*place))
-    return found
+            tries = [await _message_seconds(*place)]
+            while len(tries) < REPEATS and tries[0][0] < MOST_SECONDS:
+                tries.append(await _message_seconds(*place))
+            took[name], moved[name] = min(one[0] for one in tries), median(one[1] for one in tries)
+    return took, moved
 
 
-async def _message_seconds(host: str, port: int) -> float:
-    began = time.perf_counter()
+async def _message_seconds(host: str, port: int) -> tuple[float, float]:
+    """Time one message; also without what its ends waited for a core."""
+    began, waited, end = time.perf_counter(), waited_seconds(all_threads=False), b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(MOST_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=2**22)
             with contextlib.closing(writer):
-                while await reader.read(2**22):
-                    pass
-    return time.perf_counter() - began
+                while part := await reader.read(2**22):
+                    end = (end + part)[-WAITED.size :]
+    seconds, waited = time.perf_counter() - began, waited_seconds(all_threads=False) - waited
+    sender_waited = WAITED.unpack(end)[0] if len(end) == WAITED.size else 0.0
+    return seconds, max(0.0, seconds - max(waited, sender_waited))
 
 
 async def _withdraw(dask_worker: Any) -> None:
