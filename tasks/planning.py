@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.utilities.annotations import opaque
 
 from dejavu.binding import Binding
-from dejavu.foundation.units import format_seconds, plural
+from dejavu.foundation.units import counted_devices, format_seconds, plural
 from dejavu.planning import Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.candidates import simulate_bound
 from dejavu.planning.questions import Ask
@@ -60,8 +60,7 @@ def side_by_side(client: Any) -> Ask:
 def _named(questions: Sequence[Question], *, tells_devices: bool) -> str:
     """Name the task run that answers these questions about one problem."""
     searches, first = ", ".join(question.search for question in questions), questions[0]
-    devices = plural(sum(first.priced.problem.device_counts.values()), "device")
-    up_to = f", up to {devices}" if tells_devices else ""
+    up_to = f", up to {counted_devices(first.priced.problem.device_counts)}" if tells_devices else ""
     return f"{searches}: {plural(first.num_microbatches, 'microbatch')}{up_to}"
 
 

@@ -25,6 +25,7 @@ from dejavu.planning.candidates import bind_by_steps, simulate_bound
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import PlanError
+from dejavu.report.charts import convergence_chart
 from dejavu.simulation.bound import simulated_lower_bound
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.what_if.own_plan import OwnPlan, price_own_plan
@@ -325,6 +326,9 @@ def test_plans_on_islands_are_found_and_proved(tmp_path: Path) -> None:
     request = PlanRequest(larger, cluster, folder, Parallelism(), budget_seconds=20.0, **options)
     choice = Planner().plan(request)
     assert choice.gap is not None and choice.gap < 0.01
+    names = [curve.name for curve in convergence_chart(choice).data]
+    assert len(set(names)) == len(names) and not any(", as 1f1b" in name for name in names)
+    assert {"even split, 8 × Mine", "even split, 4 × Mine in g0, 4 × Mine in g1"} <= set(names)
     whole = Prices(choice.request).problems(4)[0]
     assert not any(how.groups for how in whole.problem.configurations)
     best = simulated_lower_bound(whole, schedules=("1f1b",), best_seconds=1.0, budget_seconds=5.0)

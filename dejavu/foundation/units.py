@@ -220,6 +220,11 @@ def in_microbatches(count: int, runs: int) -> str:
     return (f"{runs} runs of " if runs > 1 else "") + plural(count, "microbatch")
 
 
+def counted_devices(counts: Mapping[str, int]) -> str:
+    """Write how many devices of each kind there are: `16 × L4, 8 × T4`."""
+    return ", ".join(f"{count} × {kind}" for kind, count in counts.items())
+
+
 def kind_of_devices(device_type: str, groups: Sequence[str]) -> str:
     """Return the name of devices of a type on these groups of nodes; on none named: on any.
 

@@ -13,6 +13,7 @@ from dejavu.cost.priced_problem import split_into
 from dejavu.cost.ranges import Range
 from dejavu.cost.rates import Rates, rates
 from dejavu.cost.sources.assumed_hosts import AssumedHost
+from dejavu.foundation.units import counted_devices
 from dejavu.planning.candidates import LONG_WAITING, Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
@@ -46,6 +47,11 @@ class Considered:
     @property
     def num_microbatches(self) -> int:
         return self.priced.problem.whole_microbatches
+
+    @property
+    def devices(self) -> str:
+        """The devices that the search's plans may have: searches for other parts of the cluster have others."""
+        return counted_devices(self.priced.problem.device_counts)
 
     @property
     def result(self) -> SearchResult | None:

@@ -12,49 +12,66 @@ from dejavu.foundation.units import format_bound, format_seconds, plural, scale_
 from dejavu.planning import Candidate, Choice
 from dejavu.planning.sentences import NAMES
 from dejavu.plans import Plan, SearchResult
-from dejavu.report.charts._base import INK, MARK, QUIET, figure, plain, ticks_of
+from dejavu.report.charts._base import INK, MARK, QUIET, SERIES, figure, plain, ticks_of
 
 MOST_NAMED_LAYERS = 40
+DASHES = ("solid", "dot", "dash", "longdash")  # of the parts of the cluster that searches are asked for
+ENTRY_PIXELS = 19  # an entry of a legend that has a line for itself
 LEAST_SECONDS = 1e-6  # an axis of logarithms has no zero
 
 
 def convergence_chart(choice: Choice) -> go.Figure:
     """Plot the best price that each search knew after so many seconds, at the plan's number of microbatches."""
     count = choice.plan.num_microbatches
-    rows: list[tuple[str, SearchResult]] = []
-    for row in choice.considered:
-        if row.num_microbatches == count and row.result is not None:
-            name = NAMES.get(row.search, row.search)
-            again = any(name == known for known, _ in rows)  # where nothing fitted, asked once more for less memory
-            rows.append((f"{name}, as {row.priced.problem.schedule}" if again else name, row.result))
-    scale, unit = scale_of_seconds(max((result.step_seconds for _, result in rows), default=1.0))
-    found = figure(320)
-    for name, result in rows:
+    rows, parts = _searched(choice, count)
+    scale, unit = scale_of_seconds(max((result.step_seconds for _, result, _ in rows), default=1.0))
+    found = figure(320 + (ENTRY_PIXELS * len(rows) if parts > 1 else 0))
+    for name, result, line in rows:
         history = [*result.history, (result.seconds, result.step_seconds)]
         found.add_scatter(
             x=[max(seconds, LEAST_SECONDS) for seconds, _ in history],
             y=[price * scale for _, price in history],
             mode="lines+markers",
-            line_shape="hv",
-            name=name,
+            line={"shape": "hv", **line},
+            name=plain(name),
             marker_size=5,
             hovertemplate=f"<b>{plain(name)}</b><br>%{{y:.4g}} {unit} after %{{x:.3g}} s<extra></extra>",
         )
     bound = choice.bound_seconds(count)
     if 0 < bound < math.inf:
-        least = min((result.step_seconds for _, result in rows), default=math.inf)
+        least = min((result.step_seconds for _, result, _ in rows), default=math.inf)
         _proved(
             found,
             bound * scale,
             f"proved: none below {format_bound(bound, least)}",
         )
-    moments = [max(t, LEAST_SECONDS) for _, result in rows for t in (result.seconds, *(t for t, _ in result.history))]
+    moments = [
+        max(t, LEAST_SECONDS) for _, result, _ in rows for t in (result.seconds, *(t for t, _ in result.history))
+    ]
     if moments:
         found.update_xaxes(**ticks_of(min(moments) / 1.5, max(moments) * 1.5))
     found.update_xaxes(title_text="processor time of the search")
-    prices = [price for _, result in rows for _, price in result.history]
+    prices = [price for _, result, _ in rows for _, price in result.history]
     found.update_yaxes(title_text=f"estimated cost, {unit}", rangemode=_range_mode(prices))
     return found
+
+
+def _searched(choice: Choice, count: int) -> tuple[list[tuple[str, SearchResult, dict[str, str]]], int]:
+    """Return each search's name, answer and look at this number of microbatches, and how many parts they are asked for.
+
+    A search has one color. Parts of the cluster whose devices plans may have are told apart by name and dashes.
+    """
+    answered = [(row, row.result) for row in choice.considered if row.num_microbatches == count and row.result]
+    parts = list(dict.fromkeys(row.devices for row, _ in answered))
+    searches = list(dict.fromkeys(row.search for row, _ in answered))
+    found = list[tuple[str, SearchResult, dict[str, str]]]()
+    for row, result in answered:
+        name = NAMES.get(row.search, row.search) + (f", {row.devices}" if len(parts) > 1 else "")
+        again = any(name == known for known, *_ in found)  # where nothing fitted, asked once more for less memory
+        color, dash = searches.index(row.search) % len(SERIES), parts.index(row.devices) % len(DASHES)
+        named = f"{name}, as {row.priced.problem.schedule}" if again else name
+        found.append((named, result, {"color": SERIES[color], "dash": DASHES[dash]}))
+    return found, len(parts)
 
 
 def counts_chart(choice: Choice) -> go.Figure:
@@ -131,7 +148,7 @@ def layers_chart(table: CostTable, plan: Plan, baseline: Plan | None, baseline_n
         found.add_bar(
             x=rows.tolist(),
             y=(seconds * scale).tolist(),
-            name=name,
+            name=plain(name),
             marker_color=f"var(--{name})",
             hoverinfo="text",
             hovertext=[

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejavu.foundation.units import format_bytes, plural
+from dejavu.foundation.units import counted_devices, format_bytes, plural
 from dejavu.plans import Problem
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts
 from dejavu.search.shared.clock import SearchClock
@@ -26,7 +26,7 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
         is_feasible: (problem, seconds) -> whether it has a plan; None where that cannot be settled.
     """
     clock = _Time(budget_seconds, is_feasible)
-    counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
+    counts = counted_devices(problem.device_counts)
     if all(
         configuration.num_devices > problem.device_counts[configuration.kind]
         for configuration in problem.configurations

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.foundation.units import format_seconds
+from dejavu.foundation.units import counted_devices, format_seconds
 from dejavu.plans import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.mcmc.moves import CONFIGURATION, STOP, random_state
@@ -63,7 +63,7 @@ class MCMC(Search):
     def _walk(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         table = StageTable.of(problem)
         if not table.num_usable:
-            counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
+            counts = counted_devices(problem.device_counts)
             return best.infeasible(f"every stage configuration takes more devices than there are ({counts})")
         choices = problem.num_layers * table.num_usable * table.most_stages
         most = min(self.num_steps, self.steps_per_choice * choices)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dejavu.foundation.units import counted_devices
 from dejavu.plans import Answer, Obstacle, Plan, Problem, Stage
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
@@ -53,7 +54,7 @@ class PipeDream(Search):
     def _least_bottleneck(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         table = StageTable.of(problem)
         if not table.num_usable:
-            counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
+            counts = counted_devices(problem.device_counts)
             return best.infeasible(f"every stage configuration takes more devices than there are ({counts})")
         line = _Line(problem, table, _cuts(problem, self.max_cuts))
         found: Plan | None = None
