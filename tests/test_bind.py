@@ -477,6 +477,7 @@ def test_random_bindings_that_do_not_fit_are_counted() -> None:
     assert binding.random_best_step_seconds == pytest.approx(binding.step_seconds)
     assert binding.random_mean_step_seconds == pytest.approx(binding.step_seconds)
     assert "of the cluster's kinds it can only be on a" in binding.reasons[0]
+    assert " each way a microbatch with rank 1 between nodes" in binding.reasons[0]
     everywhere = BindingPrices(problem, plan, Site.of(cluster)).step_seconds_N(np.array([[[0], [1]], [[1], [0]]]))
     assert np.isfinite(everywhere).tolist() == [True, False]
 

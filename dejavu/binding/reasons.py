@@ -57,7 +57,7 @@ def _links(pricing: BindingPrices, places_RW: Ints, rank: int, now: Floats, befo
             continue
         together = len(set(nodes_RW[rank]) | set(nodes_RW[exchange.b])) == 1
         where = "on one node" if together else "between nodes"
-        text = f"it exchanges {format_bytes(exchange.size_bytes)} a microbatch with rank {exchange.b} {where}"
+        text = f"it exchanges {format_bytes(exchange.size_bytes)} each way a microbatch with rank {exchange.b} {where}"
         change = before[q] - now[q]
         if abs(change) > LEAST_GAIN * before[q]:
             text += f", {format_seconds(abs(change))} {'less' if change > 0 else 'more'} than in the plan's order"
