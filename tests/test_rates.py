@@ -16,6 +16,7 @@ from dejavu.cluster.meshes import parts_of
 from dejavu.cost.rates import rates
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
+from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest
 from dejavu.planning.plan_json import choice_to_dict
 from dejavu.planning.sentences import short, what_is_masked, what_it_yields
@@ -97,6 +98,11 @@ def test_a_choice_says_its_rates(tmp_path: Path) -> None:
     assert 0 < content["model_flops_utilization_percent"] < 100
     said = what_it_yields(choice)
     assert f"{short(choice.rates.tokens_per_second or 0)} tokens/s" in said and "(MFU)" in said
+    one = PlanRequest(
+        GPT, CLUSTER, tmp_path, Parallelism.one_device(), ("exact",), schedules=("1f1b",), microbatches=(1,)
+    )
+    alone = Planner().plan(replace(one, budget_seconds=5.0))
+    assert alone.chosen.num_devices == 1 and "of the bfloat16 peak of the device it uses (MFU)" in what_it_yields(alone)
 
 
 @pytest.mark.parametrize(

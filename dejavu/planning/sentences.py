@@ -54,8 +54,8 @@ def what_it_yields(choice: Choice) -> str:
     if found.tokens_per_second is not None:
         said.append(f"{short(found.tokens_per_second)} tokens/s")
     if found.utilization is not None:
-        peak = "peak of the devices it uses" if choice.chosen.num_devices > 1 else "device's peak"
-        said.append(f"{found.utilization:.1%} of the {found.dtype} {peak} (MFU)")
+        devices = "devices" if choice.chosen.num_devices > 1 else "device"
+        said.append(f"{found.utilization:.1%} of the {found.dtype} peak of the {devices} it uses (MFU)")
     if found.cost is not None:
         what = "samples" if found.tokens_per_second is None else "tokens"
         amount, currency = found.cost
