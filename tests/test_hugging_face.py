@@ -173,6 +173,36 @@ def test_a_block_that_transformers_cannot_make_is_named(kind: str, options: dict
         layers_of(workload_of(kind, tmp_path, model_options=options))
 
 
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "named", "trained"),
+    [
+        ("bert", "BertForSequenceClassification", "BertForMaskedLM"),
+        ("bert", "BertForPreTraining", "BertForMaskedLM"),
+        ("llama", "LlamaForTokenClassification", "LlamaForCausalLM"),
+        ("t5", "T5EncoderModel", "T5ForConditionalGeneration"),
+    ],
+)
+def test_a_config_of_another_class_is_refused_unless_ours_is_asked_for(
+    kind: str, named: str, trained: str, tmp_path: Path
+) -> None:
+    def workload(named: list[str] | None, **fields: Any) -> Workload:
+        found = workload_of(kind, tmp_path, **fields)
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **CONFIGS[kind], "architectures": named}))
+        return found
+
+    with pytest.raises(InputError, match=rf"architectures is {named}; wanted {trained}, .* of your own a {named}"):
+        layers_of(workload([named]))
+    layers = layers_of(workload([named], model_options={"architectures": [trained]}))
+    for known in (None, [trained], [trained.partition("For")[0] + "Model"]):
+        assert [layer.name for layer in layers_of(workload(known))] == [layer.name for layer in layers]
+
+
+@needs_transformers
+def test_the_former_name_of_a_class_is_known(tmp_path: Path) -> None:
+    layers_of(workload_of("t5", tmp_path, model_options={"architectures": ["T5WithLMHeadModel"]}))
+
+
 @pytest.mark.skipif(installed, reason="transformers is installed")
 def test_its_absence_is_told(tmp_path: Path) -> None:
     with pytest.raises(

@@ -19,6 +19,8 @@ from dejavu.workload.models.hugging_face.t5 import T5
 
 __all__ = ["FAMILIES", "PREFIX", "HuggingFace", "load_config"]
 
+_FORMER_NAMES = {"T5WithLMHeadModel": "T5ForConditionalGeneration"}  # of classes, in configs of years ago
+
 
 def load_config(reference: str, options: Mapping[str, Any]) -> HuggingFace:
     """Load the model of `hf:PATH`, a config.json or the folder that contains one.
@@ -55,7 +57,28 @@ def load_config(reference: str, options: Mapping[str, Any]) -> HuggingFace:
     if unknown:
         raise InputError(f"{path}: a config of {kind} has no field {unknown[0]!r}", ("model_options",))
     try:
-        model.config()
+        config = model.config()
     except Exception as error:  # whatever transformers finds wrong with the fields
         raise InputError(f"{path}: {type(error).__name__}: {error}", ("model",)) from error
+    _check_class(path, config)
     return model
+
+
+def _check_class(path: Path, config: Any) -> None:
+    """Check that the config, where it names classes, names the one that is trained, or the one that has no head.
+
+    Raises:
+        InputError: it names others, as a classifier or an encoder alone.
+    """
+    trained = FAMILIES[config.model_type].whole
+    headless = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES[config.model_type]
+    classes = config.architectures or []
+    listed = classes if isinstance(classes, list) else [classes]
+    named = [_FORMER_NAMES.get(str(name), str(name)) for name in listed]
+    if named and not {trained, headless} & {*named}:
+        raise InputError(
+            f"{path}: architectures is {', '.join(named)}; wanted {trained}, the one that hf: trains of "
+            f"{config.model_type}; `model_options: {{architectures: [{trained}]}}` trains that, `model: "
+            f"package.module:factory` with a factory of your own a {named[0]}",
+            ("model",),
+        )
