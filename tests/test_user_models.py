@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from torch import nn
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype, to_dtype_of_fake
 from dejavu.graphs.capture import CaptureError, capture
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
@@ -350,6 +353,19 @@ class Literal(nn.Module):
         return x * torch.cat([torch.tensor([]), torch.tensor([0.5]), torch.ones(7)])
 
 
+class Typed(nn.Module):
+    """Computes in float32 and returns the type that it is given, as norms of transformers do; and has a table of its
+    own type, which is neither weight nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.full((8,), 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.cat([torch.tensor([], dtype=x.dtype), torch.ones(8, dtype=x.dtype)])
+        return (x.float() * torch.tensor([0.3]) + self.table).to(x.dtype) * ones
+
+
 class OnlyInEvaluation(nn.Module):
     """Reads a table in evaluation alone."""
 
@@ -469,6 +485,24 @@ def test_a_module_whose_passes_leave_what_a_graph_would_not_is_one_layer(kind: s
         assert list(found.takes) == ["model"] and found.notes[1].startswith(said)
     else:
         assert list(found.takes) == ["first", "last"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_traced_layers_compute_in_the_types_that_the_module_does(dtype: torch.dtype) -> None:
+    """On real tensors, and on fake ones, which plans are made by."""
+    found = cut(lambda: Forgetful(Typed()), ExampleShape((5, 6), torch.float32, (), 4), dtype)
+    whole = Forgetful(Typed())
+    twin = copy.deepcopy(whole)
+    chain = nn.Sequential(*(take(twin) for take in found.takes.values()))
+    assert any(isinstance(layer, TracedLayer) for layer in chain)
+    for module in (whole, chain):
+        to_dtype(module, dtype)
+    x = torch.randn(4, 5, 6, dtype=dtype)
+    assert torch.equal(chain(x), whole(x))
+    with fake_tensors():
+        fake = nn.Sequential(*(take(Forgetful(Typed())) for take in found.takes.values()))
+        to_dtype_of_fake(fake, dtype)
+        assert fake(torch.empty(4, 5, 6, dtype=dtype)).dtype is dtype
 
 
 def test_a_module_with_other_layers_in_evaluation_is_one_layer() -> None:

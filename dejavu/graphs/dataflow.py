@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves
 from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.attention import _FusedKernels
-from dejavu.graphs.graph import Operator, to_dtype_of_fake
+from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import without_family
 from dejavu.graphs.layer_trace import CaptureError, _Recorder, bytes_of
 

@@ -17,9 +17,10 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import OWN_CODE, DejavuError
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.foundation.tracing.recurrent import RecurrentLayer
 from dejavu.graphs.autocast import computing_in
-from dejavu.graphs.graph import Layer, Operator, content_hash, to_dtype_of_fake
+from dejavu.graphs.graph import Layer, Operator, content_hash
 from dejavu.graphs.kernels import GROUPED
 from dejavu.graphs.liveness import footprint
 from dejavu.workload.models import LayerBuilder

@@ -12,10 +12,11 @@ from dejavu.cluster import DeviceType
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.attention import AttendsOnGPU
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import CaptureError, Form, capture, plain_arguments, without_gradients
-from dejavu.graphs.graph import DTYPES, Graph, Layer, Operator, to_dtype_of_fake
+from dejavu.graphs.graph import DTYPES, Graph, Layer, Operator
 from dejavu.graphs.kernels import kernel_of
 from dejavu.operator_cuts.dataflow import LayerFlow, Loss, trace_flow
 from dejavu.operator_cuts.problem import OperatorArrays

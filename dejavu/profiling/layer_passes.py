@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dejavu.foundation.tracing.dtypes import to_dtype
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.compiling import compile_layers
-from dejavu.graphs.graph import DTYPES, Graph, Layer, to_dtype
+from dejavu.graphs.graph import DTYPES, Graph, Layer
 from dejavu.graphs.in_parts.split_backward import backward_input, backward_weight, own_tensor
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer

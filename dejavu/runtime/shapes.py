@@ -9,8 +9,9 @@ import torch
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.capture import Form, work_of
-from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
+from dejavu.graphs.graph import DTYPES
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of

@@ -15,8 +15,9 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from dejavu.foundation.tracing.dtypes import to_dtype
 from dejavu.graphs.autocast import autocast
-from dejavu.graphs.graph import DTYPES, to_dtype
+from dejavu.graphs.graph import DTYPES
 from dejavu.graphs.in_parts.own_buffers import BuffersBefore, OwnBuffers
 from dejavu.graphs.in_parts.running_again import run_again_once
 from dejavu.graphs.in_parts.split_backward import own_tensor

@@ -16,8 +16,9 @@ from dejavu.foundation.errors import OWN_CODE
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.processes.files import write_json
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.capture import capture
-from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
+from dejavu.graphs.graph import DTYPES
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.single import compared_steps, reference_losses

@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.capture import Form, work_of
-from dejavu.graphs.graph import DTYPES, to_dtype_of_fake
+from dejavu.graphs.graph import DTYPES
 from dejavu.plans import Plan
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.runtime.shapes import boundaries

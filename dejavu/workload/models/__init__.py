@@ -9,6 +9,8 @@ from dataclasses import replace
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import torch
+
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.registry import Family, did_you_mean, named
@@ -85,7 +87,7 @@ def model_of(workload: Workload) -> Model:
     if workload.model.startswith(PREFIX):
         return load_config(workload.model, workload.model_options)
     if ":" in workload.model:
-        return load_model(workload.model, workload.model_options)
+        return load_model(workload.model, workload.model_options, getattr(torch, workload.dtype))
     kind = named(MODELS, workload.model)
     known = tuple(inspect.signature(kind).parameters)
     if unknown := [option for option in workload.model_options if option not in known]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
@@ -39,6 +40,7 @@ class UserModel(Model):
     factory: Callable[..., nn.Module]
     options: Mapping[str, Any] = field(default_factory=dict)
     module: str = ""  # by whose name the factory was found
+    dtype: torch.dtype = torch.float32  # that it will be trained in
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         cut = self._cut(shape)
@@ -89,11 +91,11 @@ class UserModel(Model):
         return imported_code(self.module) or source_hash(self.factory)
 
     def _cut(self, shape: ExampleShape) -> Cut:
-        key = (self.factory, repr(sorted(self.options.items())), shape)
+        key = (self.factory, repr(sorted(self.options.items())), shape, self.dtype)
         if key not in _CUTS:
             if len(_CUTS) >= _MOST_CUTS:
                 _CUTS.clear()
-            _CUTS[key] = cut(partial(self.factory, **self.options), shape)
+            _CUTS[key] = cut(partial(self.factory, **self.options), shape, self.dtype)
         return _CUTS[key]
 
     def _layer(self, take: Take) -> nn.Module:
@@ -109,8 +111,11 @@ def _names(module: nn.Module) -> dict[int, list[str]]:
     return found
 
 
-def load_model(reference: str, options: Mapping[str, Any]) -> Model:
+def load_model(reference: str, options: Mapping[str, Any], dtype: torch.dtype) -> Model:
     """Load the model of `package.module:factory`, which returns a module or a `Model`.
+
+    Args:
+        dtype: that it will be trained in.
 
     Raises:
         InputError: there is no such module or attribute, it fails, or returns something else.
@@ -133,7 +138,7 @@ def load_model(reference: str, options: Mapping[str, Any]) -> Model:
         return made
     if not isinstance(made, nn.Module):
         raise InputError(f"model {reference!r} returns a {type(made).__name__}; wanted a module or a Model", ("model",))
-    return UserModel(factory, options, module_name)
+    return UserModel(factory, options, module_name, dtype)
 
 
 def _mistake(error: BaseException) -> str:

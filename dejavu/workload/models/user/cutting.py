@@ -15,6 +15,7 @@ from torch import nn
 
 from dejavu.foundation.errors import OWN_CODE, InputError
 from dejavu.foundation.tracing import FakeMode, fake_tensors, without_torchs_stack
+from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import Writes, chain, layer_name, parts, tie
 from dejavu.workload.models.user.layer import build
@@ -46,7 +47,7 @@ class Cut:
     tied: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
-def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
+def cut(make: Callable[[], nn.Module], shape: ExampleShape, dtype: torch.dtype = torch.float32) -> Cut:
     """Cut a module, in the first of these ways that can be taken.
 
     1. It has a method `dejavu_layers`, which returns its layers.
@@ -54,6 +55,9 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
        that only runs one other, that one is cut.
     3. Its graph, traced by `torch.export`, has one tensor at boundaries between its modules.
     4. It is one layer; the notes say why.
+
+    Args:
+        dtype: that it will be trained in: a graph has the types of numbers that the module asks for while it is traced.
 
     Raises:
         InputError: its `dejavu_layers` are not its layers.
@@ -71,10 +75,13 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
         if len({layer_name(group) for group in groups}) < len(groups):
             return _whole("its children's names differ only in dots")
         if len(found) == 1 and any(True for _ in next(iter(found.values())).children()):
-            return _inside(next(iter(found)), make, shape)
+            return _inside(next(iter(found)), make, shape, dtype)
         return Cut({layer_name(group): partial(_children, group) for group in groups}, notes)
     with fake_tensors(mode):
         module, passed = make(), make()  # without what watched it
+        for one in (module, passed):
+            to_dtype_of_fake(one, dtype)
+        example = example.to(dtype) if example.is_floating_point() else example
     try:
         with without_torchs_stack():
             with fake_tensors(mode):
@@ -92,9 +99,9 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     return Cut(takes, notes, {piece.name: piece.tied for piece in pieces})
 
 
-def _inside(name: str, make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
+def _inside(name: str, make: Callable[[], nn.Module], shape: ExampleShape, dtype: torch.dtype) -> Cut:
     """Cut the one child that does all that a module does."""
-    found = cut(lambda: make().get_submodule(name), shape)
+    found = cut(lambda: make().get_submodule(name), shape, dtype)
     if len(found.takes) == 1:
         return Cut({layer_name((name,)): partial(_children, (name,))}, found.notes)
     takes = {layer: partial(_of_child, name, take) for layer, take in found.takes.items()}

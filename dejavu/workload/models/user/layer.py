@@ -20,9 +20,12 @@ class TracedLayer(fx.GraphModule):
 
     Attributes:
         evaluation: its graph in evaluation, which reads this layer's tensors and has none.
+        as_made: the buffers that the module has as other tensors, or makes in its forward pass: they stay in their type
+            of numbers, as they do in the module, where this layer is converted to another.
     """
 
     evaluation: fx.GraphModule
+    as_made: tuple[str, ...]
 
     def recompile(self) -> Any:
         """Make both ways from the graphs; torch calls it when the one of training is set."""
@@ -37,7 +40,11 @@ class TracedLayer(fx.GraphModule):
         return code
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TracedLayer:
+        made = {name: self.get_buffer(name) for name in self.as_made}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in made.items():
+            path, _, own = name.rpartition(".")
+            self.get_submodule(path)._buffers[own] = tensor.to(self.get_buffer(name).device)
         device = next((one.device for one in (*self.parameters(), *self.buffers())), None)
         if device is not None:  # where masks and tables are made, too
             for node in self._operators():
@@ -62,16 +69,19 @@ class TracedLayer(fx.GraphModule):
 def build(module: nn.Module, piece: Piece) -> TracedLayer:
     """Make a layer of a module that its factory made."""
     tree = nn.Module()
-    names = set(piece.tensors)
+    names, as_made = set(piece.tensors), list[str]()
     for name in piece.tensors:
         path, _, own = name.rpartition(".")
         owner = module.get_submodule(path)
         place = _place(tree, module, path, names)
         if place is not owner:
             _put(place, owner, own)
+            if own not in owner._parameters and own not in owner._buffers:
+                as_made.append(name)
     for name, value in piece.constants.items():
         if isinstance(value, torch.Tensor):
             tree.register_buffer(name, value, persistent=False)
+            as_made.append(name)
         else:
             tree.add_module(name, copy.deepcopy(value))  # as a block without gradients
     layer = TracedLayer(tree, copy.deepcopy(piece.graph), "TracedLayer")
@@ -81,6 +91,7 @@ def build(module: nn.Module, piece: Piece) -> TracedLayer:
         layer.register_parameter(name, parameter)
     for name, buffer in tree._buffers.items():
         layer._buffers[name] = buffer
+    vars(layer)["as_made"] = tuple(as_made)
     vars(layer)["evaluation"] = evaluation = fx.GraphModule(tree, copy.deepcopy(piece.evaluation))
     for held in (evaluation._modules, evaluation._parameters, evaluation._buffers):
         held.clear()
