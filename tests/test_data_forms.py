@@ -29,7 +29,7 @@ from dejavu.runtime.batches import Reader
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.testing import check_data_set
 from dejavu.workload import Workload
-from dejavu.workload.data import Dataset, Documents, dataset_of
+from dejavu.workload.data import Dataset, Documents, dataset_of, image_folder
 from dejavu.workload.data.prepared import kept, reading
 from dejavu.workload.loader import load_workload
 from dejavu.workload.models import MODELS, layers_of
@@ -310,6 +310,26 @@ def test_a_folder_of_images_has_a_class_for_each_folder(images: Path, size: tupl
     check_data_set(replace(data, held_out=0.0))
 
 
+def test_another_image_of_the_same_size_is_another_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are read; where only some are, it may be one that is not."""
+
+    def fingerprint() -> str:
+        image_folder._found.cache_clear()  # as another process
+        image_folder._content_hash.cache_clear()
+        fields = {"model": "cnn", "data": "image_folder", "image_folder": {"path": images, "shape": (3, 8, 8)}}
+        return dataset_of(Workload.model_validate(fields)).fingerprint
+
+    before = fingerprint()
+    replaced = images / "cats" / "0.bmp"
+    size = replaced.stat().st_size
+    Image.new("RGB", (20, 30), (1, 2, 3)).save(replaced)
+    assert replaced.stat().st_size == size
+    assert fingerprint() != before
+    for limit in (1, size, 10 * size):
+        monkeypatch.setattr(image_folder, "MOST_HASHED_BYTES", limit)
+        assert fingerprint() == fingerprint()
+
+
 def test_images_that_cannot_be_read_are_named(images: Path) -> None:
     (images / "dogs" / "3.png").write_bytes((images / "dogs" / "3.png").read_bytes()[:40])
     fields: dict[str, Any] = {"model": "cnn", "data": "image_folder"}
@@ -319,8 +339,6 @@ def test_images_that_cannot_be_read_are_named(images: Path) -> None:
     (images / "owls").mkdir()
     (images.parent / "bare").mkdir()
     for path, said in ((images, "owls has no image; wanted files"), (images.parent / "bare", "bare has no folders")):
-        from dejavu.workload.data import image_folder
-
         image_folder._found.cache_clear()
         with pytest.raises(InputError, match=said):
             dataset_of(Workload(**fields, image_folder={"path": path, "shape": (3, 8, 8)})).shape  # noqa: B018
