@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import random
 from collections import OrderedDict
@@ -37,6 +38,7 @@ from dejavu.workload.data import ExampleShape, dataset_of
 from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.models.user.cutting import cut
 from dejavu.workload.models.user.layer import TracedLayer
+from dejavu.workload.pretrained import check_pretrained
 from tests import own_models
 from tests.conftest import asked, some, spread
 from tests.test_export import alone, check, checkpointed
@@ -623,6 +625,24 @@ def test_an_export_loads_into_the_module(name: str, tmp_path: Path, alone: None)
     whole = getattr(own_models, name)()
     assert list(state) and set(state) == set(whole.state_dict())
     check(whole, state, job, checkpoint)
+
+
+def test_a_buffer_that_layers_share_is_in_one_file(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where their weights are in several; with what lies there the module is as it was trained."""
+    job, checkpoint = checkpointed(workload_of("Decoder"), tmp_path / "run")
+    monkeypatch.setattr(export, "MOST_FILE_BYTES", 4000)
+    *files, index = export.export(tmp_path / "run", checkpoint, "safetensors", tmp_path / "out").files
+    assert len(files) > 3
+    found = [(name, tensor) for file in files for name, tensor in load_file(file).items()]
+    state = own_models.Decoder().state_dict()
+    assert sorted(name for name, _ in found) == sorted(state)
+    about = json.loads(index.read_text())
+    assert set(about["weight_map"]) == set(state)
+    assert about["metadata"]["total_size"] == sum(tensor.nbytes for tensor in state.values())
+    check(own_models.Decoder(), dict(found), job, checkpoint)
+    check_pretrained(job.workload.model_copy(update={"pretrained": tmp_path / "out"}))
 
 
 @pytest.mark.parametrize(

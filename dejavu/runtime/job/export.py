@@ -143,14 +143,20 @@ Names = Mapping[str, tuple[str, ...]]  # by the name in a checkpoint, those that
 
 
 def _written(model: Model, names: Mapping[str, str]) -> Names:
-    """Return all names that the plain module has for what is written, one of a weight with several by one of them."""
-    written = set(names.values())
+    """Return all names that the plain module has for what is written, one of a weight with several by one of them.
+
+    What several layers have under one name, as a buffer that they share, is written of the first of them.
+    """
+    first: dict[str, str] = {}
+    for name, outer in names.items():
+        first.setdefault(outer, name)
+    written = set(first)
     more = {
         next(one for one in same if one in written): tuple(one for one in same if one not in written)
         for same in model.names_of_same()
         if written.intersection(same)
     }
-    return {name: (outer, *more.get(outer, ())) for name, outer in names.items()}
+    return {name: (outer, *more.get(outer, ())) for outer, name in first.items()}
 
 
 def _renamed(state: State, names: Names) -> State:
