@@ -7,6 +7,7 @@ import json
 import logging
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.foundation.tracing.dtypes import to_dtype, to_dtype_of_fake
 from dejavu.graphs.capture import CaptureError, capture
+from dejavu.graphs.layer_trace import trace_layer
 from dejavu.init import Draw, draw_layer
 from dejavu.plans import Offload
 from dejavu.runtime.batches.held_out import evaluating
@@ -35,7 +37,7 @@ from dejavu.testing.models import check_model
 from dejavu.trials.spec import TrialSpec
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import ExampleShape, dataset_of
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.user.cutting import cut
 from dejavu.workload.models.user.layer import TracedLayer
 from dejavu.workload.pretrained import check_pretrained
@@ -534,6 +536,28 @@ def test_what_cannot_be_cut_is_said_with_its_lines() -> None:
     first, why = model_of(workload).notes(dataset_of(workload).shape)
     assert "the model is one layer: " in first
     assert why.startswith("torch.export cannot trace it: ") and "`if x.sum() > 0:`" in why
+
+
+@pytest.mark.parametrize(
+    ("depends", "operator"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "_local_scalar_dense"),
+        (lambda x: x + x.max().item(), "_local_scalar_dense"),
+        (lambda x: x + x[x > 0].sum(), "nonzero"),
+        (lambda x: x + len(x.unique()), "_unique2"),
+    ],
+)
+def test_a_layer_that_depends_on_numbers_is_refused_by_a_sentence(
+    depends: Callable[[torch.Tensor], torch.Tensor], operator: str
+) -> None:
+    class Depends(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return depends(x)
+
+    builder = LayerBuilder("1", lambda: nn.Sequential(nn.Linear(6, 4), Depends()))
+    said = rf"layer '1', in its '1' \(Depends\), cannot .*: it depends on the numbers in its tensors \(aten.{operator}"
+    with fake_tensors(), pytest.raises(CaptureError, match=said):
+        trace_layer(builder, torch.empty(4, 6), torch.float32, None)
 
 
 @pytest.mark.parametrize("inner", [1, 16, 31, 33])

@@ -23,7 +23,7 @@ from dejavu.foundation.tracing.dtypes import to_dtype_of_fake
 from dejavu.graphs.attention import _FusedKernels
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import without_family
-from dejavu.graphs.layer_trace import CaptureError, _Recorder, bytes_of
+from dejavu.graphs.layer_trace import CaptureError, _Recorder, bytes_of, why
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ def trace_dataflow(
         except CaptureError:
             raise
         except OWN_CODE as error:
-            raise CaptureError(f"the module cannot be traced on {[tuple(x.shape) for x in inputs]}: {error}") from error
+            raise CaptureError(
+                f"the module cannot be traced on {[tuple(x.shape) for x in inputs]}: {why(error)}"
+            ) from error
         if not recorder.operators:
             raise CaptureError("the module computes nothing; wanted one operator or more")
         return recorder.dataflow(str(dtype).removeprefix("torch."))

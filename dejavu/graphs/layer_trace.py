@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
@@ -89,7 +90,7 @@ def trace_layer(
         raise
     except OWN_CODE as error:
         where = f"layer {builder.name!r}{failing_part(module, error)}"
-        raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {error}") from error
+        raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {why(error)}") from error
     operators = tuple(recorder.operators)
     return (
         Layer(
@@ -189,6 +190,16 @@ def failing_part(module: torch.nn.Module, error: BaseException) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = names.get(id(frame.f_locals.get("self")), found)
     return found
+
+
+def why(error: BaseException) -> str:
+    """Say why tensors without memory do not do."""
+    if not isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return str(error)
+    return (
+        f"it depends on the numbers in its tensors ({error.func}), as by `.item()`, `if x.sum() > 0` or `x[x > 0]`, "
+        "and plans are made without any; wanted operators and shapes that do not, as torch.where or a mask"
+    )
 
 
 class _Recorder(TorchDispatchMode):
