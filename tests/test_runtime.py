@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, one_device
 from benchmarks.pipeline.plans import job_of as by_hand_job
@@ -40,6 +42,7 @@ from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, read_checkpoint, read_trial
+from dejavu.runtime.training import Layers
 from dejavu.runtime.worker import _diverged
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.models import layers_of
@@ -112,6 +115,25 @@ def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tm
     second = launch(job_of(tiny, folder, (1, 3), draw=draw, first_step=3, last_step=8))
     assert second.resumed_from_step == 6
     assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
+
+
+class Turned(nn.Module):
+    """Its output's dimensions are in another order in memory, as those of `transpose` or of channels_last are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_drawn_is_the_same_after_a_message(tiny: Workload, recompute: bool) -> None:
+    """A message has its dimensions in their order; numbers are drawn in the order of memory."""
+    parts = {"turned": Turned(), "act": nn.Tanh(), "dropped": nn.Dropout(0.5)}
+    whole = Layers(OrderedDict(parts), tiny, 0, recompute=recompute)
+    after = Layers(OrderedDict(list(parts.items())[1:]), tiny, 1, recompute=recompute)
+    for step in range(3):
+        whole.step = after.step = step
+        x = torch.randn(2, 4, 3)
+        assert torch.equal(whole(x), after(x.transpose(1, 2).contiguous()))
 
 
 AT_TIMES = DIGITS.model_copy(

@@ -69,7 +69,8 @@ class Layers(nn.Sequential):
     """A consecutive range of the model's layers, named as in the whole model.
 
     What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch, the layer, and
-    of several replicas the first example that is its own: it is the same under any cuts and after every restart. With
+    of several replicas the first example that is its own: it is the same under any cuts and after every restart. A
+    layer that draws is given its input in the order of its dimensions, as messages have it. With
     `recompute` each layer keeps its input only, and runs again before its backward pass (activation checkpointing).
     With `offload` weights are in the host's memory, or what layers save waits there, but for the model's last layer,
     whose output the pipeline holds until its backward pass.
@@ -107,6 +108,7 @@ class Layers(nn.Sequential):
         self.computes_in: torch.dtype | None = None
         self.fixed = 0
         self._own_buffers = dict[int, OwnBuffers]()  # of each layer, by its position
+        self._draws = dict[int, bool]()  # whether a layer does, seen in its first pass in training
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
@@ -118,6 +120,9 @@ class Layers(nn.Sequential):
         with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
+                if self._draws.get(position, True):  # in the order of memory, which is another after a message
+                    x = x.contiguous()
+                before = _random_state(x.device) if self.training and position not in self._draws else None
                 with (
                     torch.set_grad_enabled(torch.is_grad_enabled() and position >= self.fixed),
                     self._placed(layer, x, position) as placed,
@@ -125,6 +130,8 @@ class Layers(nn.Sequential):
                     runs = placed if part is None else part.runs(placed, self.microbatch, position)
                     run = partial(self._own_buffers.setdefault(position, OwnBuffers(layer)).run, runs)
                     x = passed_on(_recomputed(run, x, layer, in_parts=self.in_parts) if self.recompute else run(x))
+                if before is not None:
+                    self._draws[position] = _random_state(x.device) != before
         if part is not None and self._is_last:
             x = part.whole(x)
         return own_tensor(x)
@@ -174,6 +181,12 @@ def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def _random_state(device: torch.device) -> tuple[bytes, int]:
+    """Return where the random numbers of the host and of the device are."""
+    host = torch.default_generator.get_state().numpy().tobytes()
+    return host, torch.cuda.default_generators[device.index].get_offset() if device.type == "cuda" else 0
 
 
 def build_layers(
