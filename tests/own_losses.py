@@ -24,6 +24,13 @@ class Smoothed(GPT):
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing=0.1)
 
 
+class LastOnly(GPT):
+    """Its loss is of the last position alone: no mean over all of them, as its layers say of the one of its base."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output[:, -1], target[:, -1])
+
+
 class Breaking(Smoothed):
     """Its loss is not to be had outside planning."""
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
+from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.kernels.sequence import (
@@ -33,6 +34,7 @@ from dejavu.planning.prices import price_workload
 from dejavu.plans import StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.runtime.process.failures import LaunchError
+from dejavu.runtime.single import train_single
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import Model, layers_of, model_of
 from dejavu.workload.models.modules.positions import chunk_numbers, having_part, positions
@@ -240,6 +242,16 @@ def test_a_device_holds_its_part_and_the_keys_and_values_of_all(name: str, degre
             assert own.activation_bytes_L[-1] == pytest.approx(parts[-1])
         assert own.message_bytes_L1 == pytest.approx(whole.message_bytes_L1 / degree)
         assert (own.fixed_bytes_L == whole.fixed_bytes_L).all()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_loss_of_one_s_own_is_of_the_whole_sequence() -> None:
+    """Of a model that takes over a zoo model's layers: each device had the loss of its own positions, another one."""
+    workload = workload_of("gpt", model="tests.own_losses:LastOnly", num_steps=2)
+    job = job_of(workload, by_hand("1f1b", (0, 2, 4), [one_device(), one_device(2, context_parallel=2)], 4), 2)
+    (found,) = train_in_turn([job])
+    assert found.losses == pytest.approx(train_single(job.workload, job.draw, range(2)), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *OTHERS])

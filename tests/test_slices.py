@@ -216,6 +216,7 @@ def test_every_model_of_the_zoo_was_asked() -> None:
             {"slices": 2, "model": "bert", "model_options": {"num_blocks": 2, **SMALL}},
             "model 'bert': its loss is no mean",
         ),
+        ({"slices": 2, "model": "tests.own_losses:LastOnly"}, "model 'tests.own_losses:LastOnly': its loss is no mean"),
     ],
 )
 def test_mistakes_are_named(change: dict, message: str) -> None:

@@ -154,6 +154,9 @@ def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
     model = model_of(workload)
     *before, last = _told_apart(model.layers(dataset_of(workload).shape), f"model {workload.model!r}: its layers()")
     split = last.tensor_parallel
+    if split is not None and split.loss_by_position and not model.has_loss_of_its_layers:
+        split = replace(split, loss_by_position=False)
+        last = replace(last, tensor_parallel=split)
     if split is not None and split.weights and not model.has_loss_by_class:
         weights = tuple((name, "gathered" if cut == "scores" else cut) for name, cut in split.weights)
         last = replace(last, tensor_parallel=replace(split, weights=weights))

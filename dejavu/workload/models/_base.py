@@ -281,6 +281,13 @@ class Model(ABC):
         """Whether the loss is one that can be computed of parts of the classes; one that overrides it says so again."""
         return getattr(type(self).loss, "by_class", False)
 
+    @property
+    def has_loss_of_its_layers(self) -> bool:
+        """Whether `layers` speaks of this loss: not where a class has taken them over and has another."""
+        kinds = type(self).__mro__
+        own = {name: next(n for n, kind in enumerate(kinds) if name in vars(kind)) for name in ("layers", "loss")}
+        return own["loss"] >= own["layers"]
+
     @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension.
