@@ -132,7 +132,7 @@ def run(
         if resume and workload is None:
             wanted = workload_of(resume)
         earlier = read_resume(resume, wanted)
-        if earlier is not None and earlier.is_complete:
+        if earlier is not None and earlier.has_nothing_left:
             say_complete(str(earlier), as_json=as_json)
             return
         typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)

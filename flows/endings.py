@@ -185,7 +185,10 @@ def _say_interrupted(project: Path) -> None:
         line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder)])
         goes_on = f"to resume the training: {line}"
         if _is_complete(_trainings[-1]):
-            goes_on = f"the training is complete: {folder}; to write its weights to a file: dejavu export {folder.name}"
+            export = f"{folder}; to write its weights to a file: dejavu export {folder.name}"
+            goes_on = "the training is complete" + (
+                f"; to make its page and summary: {line}" if _page_is_due(_trainings[-1]) else f": {export}"
+            )
     with suppress(OSError):  # its terminal is closed: nobody reads it
         print(f"{_interrupts.how}; what was measured, tried and saved is kept\n{goes_on}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
@@ -197,13 +200,19 @@ def _say_interrupted(project: Path) -> None:
 
 
 def _is_complete(training: Path) -> bool:
-    """Return whether all steps are trained, so that `--resume` would start nothing; what is left is to be recorded."""
+    """Return whether all steps are trained; what is left is to be recorded."""
     from dejavu.launch.running import training_in  # with torch, which a process that trains has
 
     with suppress(InputError):
         found = training_in(training)
         return found.checkpoint is not None and found.checkpoint >= found.of
     return False
+
+
+def _page_is_due(training: Path) -> bool:
+    from dejavu.runtime.job.resume import PAGE_IS_DUE  # likewise
+
+    return (training / PAGE_IS_DUE).is_file()
 
 
 def _without_resume(words: list[str]) -> list[str]:

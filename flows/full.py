@@ -99,22 +99,30 @@ def dejavu(
     with gc_frozen():
         from dejavu.launch.launcher import torchrun_line
         from dejavu.report import ReportData
+        from dejavu.runtime.job.resume import job_to_record, tell_of_page
         from dejavu.workload.pretrained import check_pretrained
         from flows.initialize import initialize
         from flows.inputs import local_training, read_resume, workload_of
         from flows.plan import plan
         from flows.profiling import profile
         from flows.session import session
+        from flows.train import record_complete
         from flows.train import train as train_job
         from tasks.recording import record_report
         from tasks.shown import show_tracked
-        from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
+        from tasks.training import (
+            measure_against_baseline,
+            needed_bytes,
+            prepare_training,
+            remember_times,
+            resume_training,
+        )
 
     resume = local_training(_begun(resume) if train else resume, train=train)
     if _takes_its_own(resume, workload):
         workload = workload_of(resume)
     earlier = read_resume(resume, workload)
-    if earlier is not None and earlier.is_complete:
+    if earlier is not None and earlier.has_nothing_left:
         return Completed(message=str(earlier))
     if train and not resume:
         check_pretrained(workload)
@@ -123,6 +131,9 @@ def dejavu(
         planned = plan(
             workload, cluster, searches, schedules, microbatches, parallelism, budget_seconds, dask, measure=True
         )
+        complete = job_to_record(earlier)
+        if complete is not None:
+            planned = planned.with_trained(complete)
         comparison = None
         if train and not resume and not dask:
             folder = here.work / "comparisons"
@@ -142,13 +153,17 @@ def dejavu(
         )
         if train:
             tried = None if resume else initialize(workload, cluster, dask)  # independent of the plan, so reusable
-            if resume:
-                job = resume_training(planned.workload, planned.binding, here.project / resume)
+            if complete is not None:
+                job, trained = complete, record_complete(complete, here)
             else:
-                job = prepare_training(planned.workload, planned.binding, tried, here.work / "runs" / str(flow_run.id))
-            trained = train_job(
-                job.folder, cluster, dask, needed_bytes(job.workload, planned.binding, planned.bound.price)
-            )
+                if resume:
+                    job = resume_training(planned.workload, planned.binding, here.project / resume)
+                else:
+                    folder = here.work / "runs" / str(flow_run.id)
+                    job = prepare_training(planned.workload, planned.binding, tried, folder)
+                tell_of_page(job.folder, is_due=True)
+                needed = needed_bytes(job.workload, planned.binding, planned.bound.price)
+                trained = train_job(job.folder, cluster, dask, needed, remembers=False)
             found = replace(
                 found,
                 workload=job.workload,
@@ -159,5 +174,8 @@ def dejavu(
                 reference_difference=trained.reference_difference,
             )
         record_report(here.run, found)
+        if train:
+            remember_times(job, trained.result, trained.graph, here.database, here.cluster)
+            tell_of_page(job.folder, is_due=False)
         show_tracked(here.run)
         return Outcome(found, here.run.artifact_folder, here.run.address)

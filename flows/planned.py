@@ -8,8 +8,10 @@ from typing import NamedTuple
 from dejavu.binding.binding import Binding
 from dejavu.cluster import this_machine
 from dejavu.cost.priced_problem import as_planned
+from dejavu.foundation.errors import InputError
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
+from dejavu.runtime.job import TrainingJob
 from dejavu.workload import Workload
 from flows.session import Session
 from tasks.planning import bind_stages, choose_plan, say_choice, without_memory
@@ -46,6 +48,26 @@ class Planned(NamedTuple):
             bound=self.baseline.bound,
             workload=self.baseline.workload,
             step_seconds_without_feedback=without_memory(self.choice, self.baseline.binding),
+        )
+
+    def with_trained(self, job: TrainingJob) -> Planned:
+        """Return the plan that a training ran under in the plan's place.
+
+        Raises:
+            InputError: the cluster has not all of its devices any more.
+        """
+        gone = {placed.device for placed in job.binding.placements} - set(self.choice.request.cluster.devices())
+        if gone:
+            hosts = ", ".join(sorted({device.host for device in gone}))
+            raise InputError(
+                f"{job.folder} was trained on devices of {hosts} that the cluster file does not have; its page is made "
+                "with a file that has them"
+            )
+        return self._replace(
+            binding=job.binding,
+            bound=self.choice.candidate_on(job.binding),
+            workload=job.workload,
+            step_seconds_without_feedback=without_memory(self.choice, job.binding),
         )
 
 

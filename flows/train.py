@@ -14,14 +14,22 @@ from dejavu.foundation.gc_frozen import gc_frozen
 from flows.parameters import ClusterFile, DaskWorkers
 
 if TYPE_CHECKING:
-    from dejavu.runtime.job import TrainingResult
+    from dejavu.graphs.graph import Graph
+    from dejavu.runtime.job import TrainingJob, TrainingResult
+    from flows.session import Session
 
 
 class Trained(NamedTuple):
-    """A training's result, and how far its first losses are from single-process training; None: not compared."""
+    """A training's result.
+
+    Attributes:
+        reference_difference: how far its first losses are from single-process training; None: not compared.
+        graph: of its layers.
+    """
 
     result: TrainingResult
     reference_difference: float | None
+    graph: Graph
 
 
 def _run_name() -> str:
@@ -34,7 +42,11 @@ def _run_name() -> str:
 
 @flow(name="train", flow_run_name=_run_name)
 def train(
-    folder: str, cluster: ClusterFile = "cluster.yaml", dask: DaskWorkers = "", needed_bytes: list[float] | None = None
+    folder: str,
+    cluster: ClusterFile = "cluster.yaml",
+    dask: DaskWorkers = "",
+    needed_bytes: list[float] | None = None,
+    remembers: bool = True,
 ) -> Trained:
     """Train the job of a run's folder on its devices, from its last checkpoint if it has one, and remember its times.
 
@@ -44,6 +56,8 @@ def train(
         dask: address of a Dask scheduler with a worker on every host, or `slurm` or `pbs`, whose jobs are then started
             as workers, one for each node; empty: all devices are on this machine.
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
+        remembers: its times become rows of the cost database. False: later, by the caller, whose page is to have the
+            prediction as it was without them.
 
     Raises:
         InputError: there is no such job, or its training is complete and has its result.
@@ -67,5 +81,23 @@ def train(
         if here.jobs is not None:
             here.jobs.wait_for_all(here.log.info)
         result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, here.dask, here.log)
-        remember_times(job, result, graph, here.database, here.cluster)
-        return Trained(result, compare_with_one_process(job, result, here.work / "trials"))
+        trained = Trained(result, compare_with_one_process(job, result, here.work / "trials"), graph)
+        if remembers:
+            remember_times(job, result, graph, here.database, here.cluster)
+        return trained
+
+
+def record_complete(job: TrainingJob, here: Session) -> Trained:
+    """Record a training that has its result, as `train` would have: its run ended before."""
+    from dejavu.launch.training_lock import record_training
+    from flows.endings import trains_in
+    from tasks.pricing import capture_model
+    from tasks.recording import record_trained
+    from tasks.training import compare_with_one_process
+
+    here.log.info("%s is complete; what its run did not record is recorded now", job.folder)
+    trains_in(Path(job.folder))
+    record_training(here.project, Path(job.folder))
+    result = record_trained(here.run, job, here.log)
+    difference = compare_with_one_process(job, result, here.work / "trials")
+    return Trained(result, difference, capture_model(job.workload, here.cluster))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import best_checkpoint, weights_bytes
-from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
+from dejavu.track import FOLDER_TAG, VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -188,6 +189,18 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
             continue
         run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
     run.artifact_json("report/training.json", result.to_dict())
+
+
+@task(name="record-training", task_run_name="record-training", cache_policy=NO_CACHE)
+def record_trained(record: Run, job: TrainingJob, log: Any) -> TrainingResult:
+    """Record a complete training whose run ended before it had done so, and return its result."""
+    result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+    record.tags({FOLDER_TAG: job.folder})
+    with record.child("training", tags={FOLDER_TAG: job.folder}) as run:
+        record_logs(run, Path(job.folder))
+        record_training(run, Curve(run, "loss"), Curve(run, HELD_OUT_LOSS), result)
+        log.info("%s", record_model(run, job, result))
+    return result
 
 
 def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:

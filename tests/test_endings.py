@@ -29,6 +29,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.graphs.capture import capture
 from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
+from dejavu.runtime.job.resume import tell_of_page
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.runtime.state import MARKER
 from dejavu.workload import OptimizerSettings, Workload
@@ -378,6 +379,10 @@ def test_a_run_that_is_started_again_goes_on_with_its_own_training(
         train.fn(".dejavu/runs/mine")
     job.result_path.write_text("{}")
     is_complete = trained == TINY.num_steps
+    tell_of_page(job.folder, is_due=True)
+    with pytest.raises(InterruptedError) if batch_size == TINY.batch_size else pytest.raises(InputError):
+        full.dejavu.fn(workload)  # its page is made, if nothing else is left
+    tell_of_page(job.folder, is_due=False)
     with pytest.raises(InputError if is_complete else InterruptedError, match=r"complete|nothing"):
         train.fn(".dejavu/runs/mine")
     with pytest.raises(InputError, match="absent has no training"):
@@ -518,9 +523,10 @@ def test_an_interrupt_names_the_training_that_it_ended_and_no_other_s(
         assert words == ["dejavu", "run", "--wait", "--workload", "mine.yaml", "--resume", f".dejavu/runs/{own}"]
 
 
+@pytest.mark.parametrize("page_is_due", [True, False])
 @pytest.mark.parametrize("step", [TINY.num_steps - 1, TINY.num_steps])
-def test_an_interrupt_of_what_is_recorded_of_a_complete_training_does_not_advise_to_resume_it(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_of_what_is_recorded_of_a_complete_training_says_what_is_left_to_do(
+    step: int, page_is_due: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("flows.endings._trainings", [])
     folder = tmp_path / ".dejavu" / "runs" / "own"
@@ -529,6 +535,7 @@ def test_an_interrupt_of_what_is_recorded_of_a_complete_training_does_not_advise
         job = job_of(TINY, folder)
         job.write()
         write_json(job.checkpoints / f"step-{step:08}" / MARKER, {"step": step})
+        tell_of_page(job.folder, is_due=page_is_due)
         trains_in(folder)
         raise KeyboardInterrupt
 
@@ -536,7 +543,13 @@ def test_an_interrupt_of_what_is_recorded_of_a_complete_training_does_not_advise
         ending(command, tmp_path)
     *_, last = capsys.readouterr().err.splitlines()
     complete = "the training is complete: .dejavu/runs/own; to write its weights to a file: dejavu export own"
-    assert last == complete if step == TINY.num_steps else last.startswith("to resume the training: ")
+    if step < TINY.num_steps:
+        assert last.startswith("to resume the training: ")
+    elif page_is_due:
+        assert last.startswith("the training is complete; to make its page and summary: dejavu ")
+        assert last.endswith(" --resume .dejavu/runs/own")
+    else:
+        assert last == complete
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -12,7 +12,7 @@ import pytest
 from benchmarks._processes import processes_of
 from dejavu.launch.training_lock import holder_in
 from flows.endings import INTERRUPTED
-from tests.test_flow import Watched, command, needs_two_cores, runs_of
+from tests.test_flow import Watched, client_of, command, needs_two_cores, runs_of
 from tests.test_flow import project as project  # a fixture
 from tests.waiting import PATIENCE_SECONDS
 
@@ -67,6 +67,31 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(project: Path, phase: s
             again = command(project, *shlex.split(last.partition(": ")[2]))
             assert again.returncode == 0, again.stdout + again.stderr
             assert said in again.stdout + again.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_after_its_last_step_gets_its_page_when_it_is_resumed(project: Path) -> None:
+    before = set(project.glob(".dejavu/runs/*/result.json"))
+    with Watched(project, **SETTINGS | {"num_steps": 12}) as run:
+        run.poll(lambda: set(project.glob(".dejavu/runs/*/result.json")) > before, PATIENCE_SECONDS, "its result")
+        run.interrupt()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == INTERRUPTED, run.log.read_text()
+    log = run.log.read_text()
+    check_ended(project, log)
+    line = log.strip().splitlines()[-1]
+    assert line.startswith("the training is complete; to make its page and summary: dejavu run ")
+    again = command(project, *shlex.split(line.partition(": ")[2]))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "is complete; what its run did not record is recorded now" in again.stderr, again.stderr
+    assert "report.html" in again.stdout and "remembered" in again.stderr
+    parents, children = runs_of(project)
+    assert [run.info.status for run in parents[:2]] == ["FINISHED", "KILLED"]
+    assert len(client_of(project).get_metric_history(children["training"].info.run_id, "loss")) == 12
+    assert (
+        parents[0].data.metrics["measured_step_seconds"] == children["training"].data.metrics["measured_step_seconds"]
+    )
+    last = command(project, "dejavu", "run", "--resume", "last")
+    assert "is complete: 12 steps are trained" in last.stdout and "Nothing was started" in last.stdout
 
 
 @pytest.mark.parametrize("phase", ["starting", pytest.param("training", marks=pytest.mark.slow)])

@@ -188,7 +188,7 @@ class Simulator:
             return candidate
         if candidate.plan not in self._bound:
             try:
-                made = self._on(candidate.priced, self.bind(candidate.priced, candidate.plan))
+                made = self.on(candidate.priced, self.bind(candidate.priced, candidate.plan))
                 made = made if made.fits or not candidate.fits else candidate
             except BindError:
                 made = replace(candidate, has_devices=False)
@@ -203,7 +203,7 @@ class Simulator:
         """
         return bind_by_steps(priced, plan, self._cluster, compares=compares)
 
-    def _on(self, priced: PricedProblem, binding: Binding) -> Candidate:
+    def on(self, priced: PricedProblem, binding: Binding) -> Candidate:
         """Simulate a plan on its devices."""
         factor = self._factor(priced, binding.plan, lambda other: self._simulated_bound(priced, other))
         return Candidate(priced, binding.plan, simulate_bound(priced, binding, self._cluster), factor, binding)
@@ -307,7 +307,7 @@ class Simulator:
         """Simulate the candidate's plan with other cuts, where it is."""
         if candidate.binding is None:
             return self.candidate(candidate.priced, plan)
-        return self._on(candidate.priced, replace(candidate.binding, plan=plan))
+        return self.on(candidate.priced, replace(candidate.binding, plan=plan))
 
 
 def bind_by_steps(

@@ -148,10 +148,22 @@ class Choice:
         Raises:
             InputError: its schedule does not run so many stages or microbatches, or the cluster has no such stages.
         """
+        return self.simulator.bound(self.simulator.candidate(self._priced_for(plan), plan))
+
+    def candidate_on(self, binding: Binding) -> Candidate:
+        """Simulate a plan on the devices that it has, as one that was trained.
+
+        Raises:
+            InputError: the cluster has no such stages.
+        """
+        return self.simulator.on(self._priced_for(binding.plan), binding)
+
+    def _priced_for(self, plan: Plan) -> PricedProblem:
+        """Return the prices of any plan, also of one with stages that are not considered today."""
         priced, used = self.prices.priced_for(plan), dict.fromkeys(stage.configuration for stage in plan.stages)
         if not used.keys() <= set(priced.problem.configurations):
             priced = self.prices.priced(plan.num_microbatches, plan.slices, tuple(used))
-        return self.simulator.bound(self.simulator.candidate(priced, plan))
+        return priced
 
     @cached_property
     def binding(self) -> Binding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
-from dejavu.runtime.job import earlier_job, read_losses
+from dejavu.runtime.job import TrainingJob, earlier_job, job_to_resume, read_losses
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, weight_shapes
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
 from dejavu.workload.pretrained import check_pretrained
+
+PAGE_IS_DUE = "page-is-due"  # in a training's folder, until its run has recorded what was trained
 
 
 @dataclass(frozen=True)
@@ -24,25 +27,35 @@ class EarlierTraining:
         step: how many steps its last complete checkpoint has; without one, its first step.
         num_steps: how many are wanted now.
         loss: of the last step before `step`; None: unknown.
+        page_is_due: the run that trained it ended before its page was made.
     """
 
     folder: Path
     step: int
     num_steps: int
     loss: float | None
+    page_is_due: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether no step is left to train."""
         return self.step >= self.num_steps
 
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether all is trained and recorded."""
+        return self.is_complete and not self.page_is_due
+
     def __str__(self) -> str:
         loss = "" if self.loss is None else f", the last at loss {self.loss:.4f}"
         if not self.is_complete:
             return f"{self.folder} continues from step {self.step} of {self.num_steps}{loss}"
         trained = "1 step is trained" if self.step == 1 else f"{self.step} steps are trained"
+        complete = f"{self.folder} is complete: {trained}{loss}"
+        if self.page_is_due:
+            return f"{complete}; its page is not made yet, which `dejavu run --resume {self.folder}` does"
         return (
-            f"{self.folder} is complete: {trained}{loss}, and the workload wants {self.num_steps}. "
+            f"{complete}, and the workload wants {self.num_steps}. "
             f"Nothing was started; to train further, set num_steps above {self.step} in the workload"
         )
 
@@ -67,7 +80,31 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
     elif not job.start_from:
         check_pretrained(workload)
     progress = folder / job.progress_path.name
-    return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))
+    loss = read_losses(progress).get(step - 1)
+    page_is_due = step >= job.last_step and (folder / PAGE_IS_DUE).is_file()
+    return EarlierTraining(folder, step, workload.num_steps, loss, page_is_due)
+
+
+def tell_of_page(training: str, *, is_due: bool) -> None:
+    """Note in a training's folder that its run is still to make its page, or has made it."""
+    path = Path(training) / PAGE_IS_DUE
+    if is_due:
+        path.touch()
+    else:
+        with suppress(OSError):  # a disk that is read-only by now: the page is made once more
+            path.unlink(missing_ok=True)
+
+
+def job_to_record(earlier: EarlierTraining | None) -> TrainingJob | None:
+    """Return the job of a training that has its result, so that only its page is to be made; None: it has steps left.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if earlier is None or not earlier.is_complete:
+        return None
+    job = job_to_resume(earlier.folder)
+    return job if job.result_path.is_file() else None
 
 
 def check_checkpoint(training: Path, workload: Workload) -> None:
