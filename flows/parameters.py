@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from griffe import Docstring, DocstringSectionKind
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
 from dejavu.foundation.dask_workers import SYSTEMS
@@ -140,6 +141,10 @@ def _read(typed: Any) -> Any:
 
 WorkloadParameter = Annotated[
     Workload, BeforeValidator(_read), WorkloadForm(), Field(json_schema_extra={"title": "what to train"})
+]
+# A file of it is read by the flow, which says once what is wrong with it.
+WatchedWorkload = Annotated[
+    Annotated[Workload, WorkloadForm()] | SkipJsonSchema[str], Field(json_schema_extra={"title": "what to train"})
 ]
 ClusterFile = Annotated[str, Field(json_schema_extra={"title": "cluster file"})]
 Searches = Annotated[list[Annotated[str, Choice("search")]] | None, Field(json_schema_extra={"title": "searches"})]

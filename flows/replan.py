@@ -8,9 +8,11 @@ of somebody else's (a node's health check) starts one as well, and looks that ov
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -23,7 +25,10 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.gc_frozen import gc_frozen
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.workload.settings import Workload
-from flows.parameters import BudgetSeconds, ClusterFile, DaskAddress, TryLinks, WorkloadParameter
+from flows.parameters import BudgetSeconds, ClusterFile, DaskAddress, TryLinks, WatchedWorkload
+
+if TYPE_CHECKING:
+    from dejavu.watching import Decision, Notes
 
 CHANGED = "dejavu.cluster.changed"
 _to_announce: dict[str, dict[str, Any]] = {}  # by flow run: the event that its look calls for
@@ -38,6 +43,27 @@ def _announce(flow: Any, flow_run: Any, state: Any) -> None:
         EventsWorker.instance().wait_until_empty()
 
 
+def _deciding() -> ModuleType:
+    """Import what makes decisions, with torch: a look that makes none does without."""
+    with gc_frozen():
+        from tasks import deciding
+    return deciding
+
+
+def _said_once(notes: Notes, error: InputError, reason: str, decision: Callable[[], Decision]) -> State[Any]:
+    """Note what is wrong, and fail for it once: later looks complete with it, until it is right, or wrong otherwise.
+
+    Raises:
+        InputError: it is new, or an event asks.
+    """
+    last = notes.last
+    if last is None or last.why != str(error):
+        notes.decided(decision())
+    elif not reason:
+        return Completed(message=f"{last.change} ({last.at}): {last.why}", data=None)
+    raise error
+
+
 def _run_name() -> str:
     given = flow_run.parameters
     return f"{given['cluster']}: {given['reason'] or 'a look'}"[:200]
@@ -45,7 +71,7 @@ def _run_name() -> str:
 
 @flow(name="replan", flow_run_name=_run_name, on_completion=[_announce])
 def replan(
-    workload: WorkloadParameter = Workload(),  # noqa: B008
+    workload: WatchedWorkload = Workload(),  # noqa: B008
     cluster: ClusterFile = "cluster.yaml",
     dask: DaskAddress = "",
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
@@ -57,7 +83,7 @@ def replan(
     What is done with the new plan, and how much faster it has to be, says the workload's `replan`.
 
     Args:
-        workload: what is planned.
+        workload: what is planned: its fields; or a file of the project, or the name of an example or a model.
         cluster: the cluster file, relative to the project folder.
         dask: address of a Dask scheduler; of the file's hosts those with a worker are there, and other workers are
             new hosts. Empty: the file alone says what is there.
@@ -70,27 +96,30 @@ def replan(
         from dejavu.watching.notes import SETTLED_SECONDS
         from tasks.watching import look_at_cluster
 
-    project, log = Path.cwd(), get_run_logger()
+    project, log, run, of_file = Path.cwd(), get_run_logger(), str(flow_run.id), None
+    if isinstance(workload, str):
+        with gc_frozen():
+            from dejavu.workload.loader import load_workload  # with torch: a second
+        typed, of_file = workload, Notes(project / ".dejavu", workload, cluster, dask)
+        try:
+            workload = load_workload(typed)
+        except InputError as error:
+            why = error
+            return _said_once(of_file, error, reason, lambda: _deciding().without_workload(typed, run, why))
     notes = Notes(project / ".dejavu", workload, cluster, dask)
     look = partial(look_at_cluster, project / cluster, dask, notes if links else None)
     before = notes.planned
+    if before and of_file and (last := of_file.last) and last.decided == Decided.NONE:
+        of_file.decided(_deciding().with_its_workload_back(workload, before, run))
     try:
         now = look()
-    except InputError as error:  # the file is wrong, or no worker or scheduler is there: said once, not at every look
-        last = notes.last
-        if last is None or last.why != str(error):
-            with gc_frozen():
-                from tasks.deciding import without_cluster
-            notes.decided(without_cluster(workload, before, str(flow_run.id), error))
-        elif not reason:
-            return Completed(message=f"{last.change} ({last.at}): {last.why}", data=None)
-        raise
+    except InputError as error:  # the file is wrong, or no worker or scheduler is there
+        planned, what = workload, error
+        return _said_once(notes, error, reason, lambda: _deciding().without_cluster(planned, before, run, what))
     changes = differences(before.cluster, now) if before else ("there is no plan yet",)
     if not changes:
         if before and (last := notes.last) and last.decided == Decided.NONE:  # what is wrong again later is said again
-            with gc_frozen():
-                from tasks.deciding import with_its_cluster_back
-            notes.decided(with_its_cluster_back(workload, before, str(flow_run.id)))
+            notes.decided(_deciding().with_its_cluster_back(workload, before, run))
         return Completed(message="nothing changed since the last plan", data=None)
     if reason:
         with gc_frozen():  # with torch and all searches, which a look does without

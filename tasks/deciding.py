@@ -52,6 +52,19 @@ def without_cluster(workload: Workload, before: Planned | None, run: str, why: I
     return _decision(workload, None, before, "there is no cluster to plan for", run, Decided.NONE, str(why))
 
 
+def without_workload(file: str, run: str, why: InputError) -> Decision:
+    """Return the decision that there is no workload to plan, likewise; its file, or what it names, is wrong."""
+    decision = _decision(Workload(), None, None, "there is no workload to plan", run, Decided.NONE, str(why))
+    return replace(decision, model=file)
+
+
+def with_its_workload_back(workload: Workload, before: Planned, run: str) -> Decision:
+    """Return the decision that the plan stays, whose workload can be read again."""
+    change, why = "the workload can be read again", "the plan that is there is for this workload"
+    decision = _decision(workload, before.cluster, before, change, run, Decided.KEPT, why)
+    return replace(decision, old_step_seconds=before.step_seconds)
+
+
 def with_its_cluster_back(workload: Workload, before: Planned, run: str) -> Decision:
     """Return the decision that the plan stays, whose cluster is there again after one without a plan, or none."""
     change, why = "the cluster is again that of the plan that is there", "the plan that is there is for this cluster"

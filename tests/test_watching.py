@@ -27,6 +27,7 @@ from dejavu.planning import PlanRequest
 from dejavu.plans import Infeasible, NoPlanError, Plan
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
+from dejavu.workload.loader import load_workload
 from dejavu.workload.training_settings import ReplanSettings
 from flows import replan as looking
 from flows import replanned as replanning
@@ -657,6 +658,37 @@ def test_a_cluster_file_with_a_mistake_fails_one_look(
             assert not looking._to_announce
     assert [one.why for one in Notes.decisions(tmp_path / ".dejavu")] == said
     assert {one.decided for one in Notes.decisions(tmp_path / ".dejavu")} <= {"planned", "no plan", "kept"}
+
+
+def test_a_workload_file_with_a_mistake_fails_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look failed, before the flow began, and `dejavu replans` had nothing of it."""
+    now, file = cluster_of(tmp_path, TWO), tmp_path / "w.yaml"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_: now)
+    right, work = "model: mlp\ndata: digits\n", tmp_path / ".dejavu"
+    file.write_text(right)
+    Notes(work, load_workload(file), "cluster.yaml", "").keep(now, Plan.from_dict(A_PLAN), 0.5, "r")
+    said: list[str] = []
+    for text in (right, "model: mlq", "model: mlq", right, right, "model: mlq", "modle: mlp", right):
+        file.write_text(text)
+        typed = looking.replan.validate_parameters({"workload": "w.yaml"})["workload"]
+        if text == right:
+            assert looking.replan.fn(typed).message == "nothing changed since the last plan"
+            said += ["the plan that is there is for this workload"] if said and "plan" not in said[-1] else []
+            continue
+        with pytest.raises(InputError) as found:
+            load_workload("w.yaml")
+        if said[-1:] != [str(found.value)]:
+            with pytest.raises(InputError, match=re.escape(str(found.value))):
+                looking.replan.fn(typed)
+            said.append(str(found.value))
+        assert str(found.value) in looking.replan.fn(typed).message
+        with pytest.raises(InputError):  # an event asks, and is answered
+            looking.replan.fn(typed, reason="an event")
+    assert [one.why for one in Notes.decisions(work)] == said
+    assert [one.decided for one in Notes.decisions(work)] == ["no plan", "kept", "no plan", "no plan", "kept"]
+    assert {one.model for one in Notes.decisions(work)} == {"w.yaml", "mlp"}
 
 
 def test_a_scheduler_that_does_not_answer_fails_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

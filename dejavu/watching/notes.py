@@ -61,18 +61,20 @@ class Notes:
 
     Args:
         work: the project's `.dejavu`.
-        workload: what its `replan` says about a new plan is no part of the question, but for whether trainings migrate:
-            these have plans of fewer kinds.
+        workload: of one that cannot be read, its file's name. What its `replan` says about a new plan is no part of
+            the question, but for whether trainings migrate: these have plans of fewer kinds.
         cluster_file: absolute, or relative to the project's folder; the same file, however it is written.
     """
 
-    def __init__(self, work: Path, workload: Workload, cluster_file: str, dask: str) -> None:
+    def __init__(self, work: Path, workload: Workload | str, cluster_file: str, dask: str) -> None:
         project = work.absolute().parent
         file = Path(os.path.normpath(project / cluster_file))
         told = file.relative_to(project) if file.is_relative_to(project) else file  # a project may be moved
-        action = "migrate" if workload.replan.action == "migrate" else "notify"  # which allows other plans
-        asked = workload.model_copy(update={"replan": ReplanSettings(action=action)})
-        content = [asked.model_dump(mode="json"), str(told), dask]
+        asked: Any = workload
+        if isinstance(workload, Workload):
+            action = "migrate" if workload.replan.action == "migrate" else "notify"  # which allows other plans
+            asked = workload.model_copy(update={"replan": ReplanSettings(action=action)}).model_dump(mode="json")
+        content = [asked, str(told), dask]
         self.key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         self._folder = work / "watch"
 
