@@ -84,6 +84,12 @@ def _is_unreachable(error: object) -> bool:
     return httpx is not None and isinstance(error, httpx.TransportError)
 
 
+def may_pass(error: Exception) -> bool:
+    """Return whether a run failed at what the same run may not meet: an interrupt, a disk, Prefect's server."""
+    ended = was_interrupted(error) or _termination(error) is not None
+    return ended or _is_of_the_disk(error) or _is_unreachable(error)
+
+
 def _is_of_parameters(error: object) -> bool:
     """Return whether Prefect says that a flow does not take what was typed: a value of a field, or the name of one."""
     prefect = sys.modules.get("prefect.exceptions")

@@ -127,7 +127,8 @@ def replan(
         decision = replanned(workload, cluster, now, notes, budget_seconds, "; ".join(changes))
         return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
     if (none := notes.without_plan(now)) is not None:  # announced once: another search would find none either
-        return Completed(message=f"no plan was found for {now.name} as it is ({none.at}): {none.why}", data=None)
+        said = f"no plan was found for {now.name} as it is ({none.at}): {none.why}"
+        return Completed(message=f"{said}; another cluster or workload is planned for", data=None)
     time.sleep(SETTLED_SECONDS)
     if look().fingerprint != now.fingerprint:
         return Completed(message="the cluster is changing; the next look decides", data=None)

@@ -7,9 +7,9 @@ from prefect.runtime import flow_run
 from dejavu.cluster import Cluster
 from dejavu.launch.running import status_of
 from dejavu.planning import PlanRequest
-from dejavu.plans import NoPlanError
 from dejavu.watching import Decided, Decision, Notes
 from dejavu.workload import Workload
+from flows.endings import may_pass
 from flows.planned import planned
 from flows.session import session
 from tasks.deciding import decide_on, without_plan
@@ -20,6 +20,7 @@ def replanned(
 ) -> Decision:
     """Search for the best plan on the cluster as it is now, decide, and keep a note of both.
 
+    Where it fails, by finding no plan or otherwise, that is noted: it is tried again for another question alone.
     The cluster counts as planned for when the decision is written: a run that is ended before leaves the change to the
     next look. Searches run in this process: a Dask worker's thread may be the training's until that ends.
     """
@@ -29,10 +30,11 @@ def replanned(
         run = str(flow_run.id)
         try:
             found = planned(request, here, measure=False)
-        except NoPlanError as error:
-            decision = without_plan(workload, now, before, change, run, error)
-            here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
-            notes.decided(decision)
+        except Exception as error:
+            if not may_pass(error):
+                decision = without_plan(workload, now, before, change, run, error)
+                here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
+                notes.decided(decision)
             raise
         follows = status_of(here.project).follows_its_cluster
         decision = decide_on(found.choice, workload, before, change, run, is_followed=follows)

@@ -13,9 +13,9 @@ from prefect.cache_policies import NO_CACHE
 from dejavu.cluster import Cluster
 from dejavu.cluster.islands import Island
 from dejavu.cluster.meshes import on_nodes
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.planning import Choice
-from dejavu.plans import NoPlanError, Plan
+from dejavu.plans import Plan
 from dejavu.watching import Decided, Decision, Planned, decide
 from dejavu.workload import Workload
 
@@ -41,10 +41,11 @@ def decide_on(
 
 
 def without_plan(
-    workload: Workload, cluster: Cluster, before: Planned | None, change: str, run: str, why: NoPlanError
+    workload: Workload, cluster: Cluster, before: Planned | None, change: str, run: str, why: Exception
 ) -> Decision:
     """Return the decision that there is no plan for the changed cluster, so that looks announce it once."""
-    return _decision(workload, cluster, before, change, run, Decided.NONE, str(why))
+    said = str(why) if isinstance(why, DejavuError) else f"{type(why).__name__}: {why}"
+    return _decision(workload, cluster, before, change, run, Decided.NONE, said)
 
 
 def without_cluster(workload: Workload, before: Planned | None, run: str, why: InputError) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -21,6 +22,7 @@ import pytest
 
 from dejavu.cluster import Cluster, DeviceType, NodeGroup, load_cluster, pair
 from dejavu.cluster.records import HostMemory, Nvme
+from dejavu.cost import CostError
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.training_lock import alone_in
 from dejavu.planning import PlanRequest
@@ -554,6 +556,41 @@ def test_a_re_plan_that_is_ended_before_it_decides_leaves_the_change_to_the_next
         replanning.replanned(Workload(), "cluster.yaml", now, notes, 1.0, "x")
     assert notes.planned == before
     assert not list(Notes.decisions(tmp_path / ".dejavu"))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_noted"),
+    [
+        (CostError("no cost for layer 'head' on 'T4'"), True),
+        (ZeroDivisionError("a bug"), True),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
+        (KeyboardInterrupt("interrupted"), False),
+    ],
+)
+def test_a_re_plan_that_fails_is_tried_again_for_another_question(
+    error: BaseException, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look announced the change again, and its re-plan failed again, once a minute."""
+    now = cluster_of(tmp_path, TWO)
+    _plans_without_searching(tmp_path, now, monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.planned.choose_plan", fail)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    for changed in (now, cluster_of(tmp_path, TWO.replace("count: 4", "count: 2"))):
+        monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_, changed=changed: changed)
+        assert looking.replan.fn().message.startswith("changed: ")
+        with pytest.raises(type(error)):
+            looking.replan.fn(reason="it changed")
+        said = looking.replan.fn().message
+        assert (str(error) in said and said.startswith("no plan was found")) == is_noted
+        assert said.startswith("changed: ") != is_noted
+    decisions = [decision.why for decision in Notes.decisions(tmp_path / ".dejavu")]
+    assert len(decisions) == 2 * is_noted and all(str(error) in why for why in decisions)
 
 
 def test_a_re_plan_waits_for_no_worker_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
