@@ -92,7 +92,7 @@ def replan(
         reason: what changed; empty: look, and only announce a change.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
-        from dejavu.watching import Decided, Notes, differences
+        from dejavu.watching import Decided, Notes, changed_since
         from dejavu.watching.notes import SETTLED_SECONDS
         from tasks.watching import look_at_cluster
 
@@ -116,7 +116,7 @@ def replan(
     except InputError as error:  # the file is wrong, or no worker or scheduler is there
         planned, what = workload, error
         return _said_once(notes, error, reason, lambda: _deciding().without_cluster(planned, before, run, what))
-    changes = differences(before.cluster, now) if before else ("there is no plan yet",)
+    changes = changed_since(before, now)
     if not changes:
         if before and (last := notes.last) and last.decided == Decided.NONE:  # what is wrong again later is said again
             notes.decided(_deciding().with_its_cluster_back(workload, before, run))

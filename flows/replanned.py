@@ -7,7 +7,7 @@ from prefect.runtime import flow_run
 from dejavu.cluster import Cluster
 from dejavu.launch.running import status_of
 from dejavu.planning import PlanRequest
-from dejavu.watching import Decided, Decision, Notes
+from dejavu.watching import Decided, Decision, Notes, changed_since
 from dejavu.workload import Workload
 from flows.endings import may_pass
 from flows.planned import planned
@@ -30,18 +30,25 @@ def replanned(
         run = str(flow_run.id)
         try:
             found = planned(request, here, measure=False)
+            with notes.alone():  # another run may have made a plan meanwhile
+                if (latest := notes.planned) != before:
+                    before, change = latest, "; ".join(changed_since(latest, now)) or "another run has planned for it"
+                follows = status_of(here.project).follows_its_cluster
+                decision = decide_on(found.choice, workload, before, change, run, is_followed=follows)
+                notes.decided(decision)
+                if decision.decided != Decided.PLANNED and before is not None and decision.old_step_seconds is not None:
+                    notes.keep(now, before.plan, decision.old_step_seconds, run)
+                else:
+                    notes.keep(now, found.choice.plan, found.choice.step_seconds, run)
         except Exception as error:
             if not may_pass(error):
                 decision = without_plan(workload, now, before, change, run, error)
-                here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
+                here.run.tags(_tags(decision))
                 notes.decided(decision)
             raise
-        follows = status_of(here.project).follows_its_cluster
-        decision = decide_on(found.choice, workload, before, change, run, is_followed=follows)
-        here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
-        notes.decided(decision)
-        if decision.decided != Decided.PLANNED and before is not None and decision.old_step_seconds is not None:
-            notes.keep(now, before.plan, decision.old_step_seconds, run)
-        else:
-            notes.keep(now, found.choice.plan, found.choice.step_seconds, run)
+        here.run.tags(_tags(decision))
         return decision
+
+
+def _tags(decision: Decision) -> dict[str, str]:
+    return {"dejavu.replan.change": decision.change, "dejavu.replan.decided": decision.decided}

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -31,6 +32,7 @@ from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present,
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
 from dejavu.workload.training_settings import ReplanSettings
+from flows import planned as choosing
 from flows import replan as looking
 from flows import replanned as replanning
 from flows.recorded.decisions import decisions_table
@@ -392,6 +394,7 @@ def test_no_gain_is_worth_no_change(action: str, margin: float, seconds: float) 
         assert better != Decided.KEPT
 
 
+A_DECISION = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "", None, 0.5, 0.03, "planned", "y", "r")
 A_PLAN: dict[str, Any] = {
     "stages": [{"start": 0, "stop": 2, "configuration": {"device_type": "V100-SXM2-16GB"}}],
     "num_microbatches": 4,
@@ -463,7 +466,7 @@ def test_a_cluster_without_a_plan_is_announced_once(seed: int, tmp_path: Path, m
     clusters = [load_cluster(path) for path in EXAMPLES[:3]]
     hopeless = {cluster.fingerprint for cluster in clusters if rng.random() < 0.6}
     notes, others = (Notes(tmp_path / ".dejavu", Workload(seed=k), "cluster.yaml", "") for k in (0, 1))
-    planned = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "", None, 0.5, 0.03, "planned", "y", "r")
+    planned = A_DECISION
     none = NoPlanError(Infeasible("exact", "no plan fits", 0.0))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
@@ -593,6 +596,45 @@ def test_a_re_plan_that_fails_is_tried_again_for_another_question(
     assert len(decisions) == 2 * is_noted and all(str(error) in why for why in decisions)
 
 
+@pytest.mark.parametrize("is_for_it", [True, False])
+def test_a_plan_that_another_run_makes_meanwhile_is_the_one_that_is_there(
+    is_for_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `dejavu/full` does: its plan was lost, and the decision was told of the plan before."""
+    was, now = (cluster_of(tmp_path, TWO.replace("count: 4", f"count: {count}")) for count in (4, 2))
+    notes = Notes(tmp_path / ".dejavu", Workload(), "cluster.yaml", "")
+    notes.keep(was, Plan.from_dict(A_PLAN), 0.5, "before")
+    _plans_without_searching(tmp_path, now, monkeypatch)
+    found = choosing.choose_plan(None, "")
+    made = replace(Plan.from_dict(A_PLAN), num_microbatches=2)
+
+    def meanwhile(*_: object) -> Any:
+        Notes(tmp_path / ".dejavu", Workload(), "cluster.yaml", "").keep(now if is_for_it else was, made, 0.2, "full")
+        return found
+
+    monkeypatch.setattr("flows.planned.choose_plan", meanwhile)
+    monkeypatch.setattr(deciding, "_fits_on", lambda *_: True)
+    monkeypatch.setattr(deciding, "_step_seconds", lambda _, plan: 0.2 if plan == made else 0.5)
+    decision = replanning.replanned(Workload(), "cluster.yaml", now, notes, 1.0, "x")
+    assert (decision.decided, decision.old_step_seconds) == ("kept", 0.2)
+    assert (decision.change == "another run has planned for it") == is_for_it
+    there = notes.planned
+    assert there is not None and (there.plan, there.cluster) == (made, now)
+
+
+def _decide(work: Path, number: int) -> None:
+    notes = Notes(work, Workload(seed=number), "cluster.yaml", "")
+    for _ in range(50):
+        notes.decided(A_DECISION)
+
+
+def test_decisions_of_several_processes_are_all_kept(tmp_path: Path) -> None:
+    """One process cut off what another had appended since it had read the file."""
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.starmap(_decide, [(tmp_path, number) for number in range(4)])
+    assert len(list(Notes.decisions(tmp_path))) == 200
+
+
 def test_a_re_plan_waits_for_no_worker_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its searches were tasks of the Dask workers, whose only thread a training has until it ends."""
     now = cluster_of(tmp_path, TWO)
@@ -660,7 +702,7 @@ def test_a_cluster_file_with_a_mistake_fails_one_look(
     right = [TWO, TWO.replace("count: 4", "count: 2")]
     wrong = ["nodes: [oops", TWO.replace("V100", "V1OO"), TWO.replace("10 Gbit/s", "fast"), ""]
     notes = Notes(tmp_path / ".dejavu", Workload(), "cluster.yaml", "")
-    planned = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "", None, 0.5, 0.03, "planned", "y", "r")
+    planned = A_DECISION
     again = "the plan that is there is for this cluster"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)

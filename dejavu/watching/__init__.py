@@ -10,7 +10,7 @@ decision.py  the plan that is there against a new one
 from dejavu.watching.changes import differences
 from dejavu.watching.decision import Decided, Decision, decide
 from dejavu.watching.links import fastest, slow_links, try_links, with_slow_links
-from dejavu.watching.notes import Notes, Planned
+from dejavu.watching.notes import Notes, Planned, changed_since
 from dejavu.watching.present import WorkerDevices, as_present, look_at_workers, workers_by_host
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Planned",
     "WorkerDevices",
     "as_present",
+    "changed_since",
     "decide",
     "differences",
     "fastest",

@@ -12,14 +12,18 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.processes.files import write_json
 from dejavu.plans import Plan
+from dejavu.watching.changes import differences
 from dejavu.watching.decision import Decided, Decision
 from dejavu.workload import Workload
 from dejavu.workload.training_settings import ReplanSettings
@@ -56,6 +60,11 @@ class Planned:
         )
 
 
+def changed_since(planned: Planned | None, now: Cluster) -> tuple[str, ...]:
+    """Say what the last plan may not find in the cluster as it is now; empty: it is for this one."""
+    return differences(planned.cluster, now) if planned else ("there is no plan yet",)
+
+
 class Notes:
     """The notes about one question, in the folder `.dejavu/watch` of a project.
 
@@ -78,6 +87,13 @@ class Notes:
         self.key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         self._folder = work / "watch"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process write a note meanwhile."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._folder / ".lock", is_singleton=True):
+            yield
+
     @property
     def planned(self) -> Planned | None:
         """The last plan; None: there was none yet.
@@ -95,9 +111,9 @@ class Notes:
 
     def keep(self, cluster: Cluster, plan: Plan, step_seconds: float, run: str) -> None:
         """Make this the last plan."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         planned = Planned(cluster, plan, step_seconds, time.time(), run)
-        write_json(self._folder / f"{self.key}.json", planned.to_dict())
+        with self.alone():
+            write_json(self._folder / f"{self.key}.json", planned.to_dict())
 
     @property
     def links(self) -> dict[str, Any]:
@@ -125,8 +141,7 @@ class Notes:
 
     def decided(self, decision: Decision) -> None:
         """Append a decision, in place of one that was half written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "decisions.jsonl").open("ab+") as file:
+        with self.alone(), (self._folder / "decisions.jsonl").open("ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps({"question": self.key, **asdict(decision)}).encode() + b"\n")
