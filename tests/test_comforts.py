@@ -321,6 +321,28 @@ def test_a_training_that_failed_by_itself_says_at_what(
     assert "ended before its last step" in later and later.endswith(f"`dejavu run --resume {folder}` continues it")
 
 
+@pytest.mark.parametrize("kind", ["text", "images", "image_folder", "parquet", "tokenizer"])
+def test_a_training_whose_data_are_gone_names_them(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job.json was said to be none that a training of this version wrote."""
+    folder, there = prepared(tmp_path, 3), tmp_path / "there"
+    gone = str(tmp_path / "gone")
+    there.write_text("a text")
+    fields: dict[str, dict[str, object]] = {
+        "images": {"data": "cifar10", "images": gone},
+        "image_folder": {"data": "images", "image_folder": {"path": gone, "shape": [1, 2, 2]}},
+        "parquet": {"data": "parquet", "parquet": {"path": gone, "tokens": "t", "vocabulary": 9}},
+        "tokenizer": {"text": str(there), "tokenizer": {"path": gone}},
+    }
+    job = json.loads((folder / "job.json").read_text())
+    job["workload"] |= fields.get(kind, {kind: gone})
+    (folder / "job.json").write_text(json.dumps(job))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as found:
+        local_training("last")
+    assert f"{folder} is trained on is not there: {kind}" in str(found.value), found.value
+    assert f" {gone}" in str(found.value) and str(found.value).endswith("; wanted where it was when the training began")
+
+
 @pytest.mark.parametrize("has_another", [True, False])
 def test_a_training_whose_files_are_damaged_is_passed_over_and_told(
     has_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -403,7 +403,7 @@ def _of_three_microbatches(job: TrainingJob) -> TrainingJob:
 CANNOT = {
     "trained to its end": (_trained, "is complete: 5 steps are trained"),
     "a batch that does not divide": (_of_three_microbatches, "does not divide into"),
-    "data that are gone": (_of_gone_tokens, "job.json cannot be read: tokens: there is no file"),
+    "data that are gone": (_of_gone_tokens, "is trained on is not there: tokens: there is no file"),
     "no state to start from": (lambda job: replace(job, start_from="/gone.safetensors"), "/gone.safetensors"),
     "no weights to start from": (_of_workload(pretrained="gone"), "gone"),
 }

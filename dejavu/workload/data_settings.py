@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dejavu.workload.record import GivenPath, Positive, Record, Whole
+from dejavu.workload.record import AbsentError, GivenPath, Positive, Record, Whole
 
 
 class SyntheticSettings(Record):
@@ -60,7 +60,7 @@ class TokenizerSettings(Record):
     @classmethod
     def _is_there(cls, path: Path) -> Path:
         if not path.is_file():
-            raise ValueError(f"there is no file {path}; wanted a tokenizer.json")
+            raise AbsentError(f"there is no file {path}; wanted a tokenizer.json")
         return path
 
 
@@ -88,7 +88,7 @@ class ParquetSettings(Record):
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
         if not self.path.exists():
-            raise ValueError(f"there is no file or folder {self.path}")
+            raise AbsentError(f"there is no file or folder {self.path}")
         if (self.text is not None) + (self.tokens is not None) + bool(self.features) != 1:
             raise ValueError("wanted one of text (a column), tokens (a column) and features (columns, with a target)")
         if bool(self.features) != (self.target is not None):
@@ -114,7 +114,7 @@ class ImageFolderSettings(Record):
     @classmethod
     def _is_there(cls, path: Path) -> Path:
         if not path.is_dir():
-            raise ValueError(f"there is no folder {path}; wanted one with a folder for each class")
+            raise AbsentError(f"there is no folder {path}; wanted one with a folder for each class")
         return path
 
     @field_validator("shape")

@@ -25,3 +25,7 @@ Whole = Annotated[int, Strict()]
 Positive = Annotated[int, Strict(), Field(ge=1)]
 Number = Annotated[float, Strict()]
 GivenPath = Annotated[Path, BeforeValidator(_not_empty)]
+
+
+class AbsentError(ValueError):
+    """A file or folder that a workload names is not there."""

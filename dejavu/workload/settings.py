@@ -23,7 +23,7 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
-from dejavu.workload.record import GivenPath, Number, Positive, Record, Whole
+from dejavu.workload.record import AbsentError, GivenPath, Number, Positive, Record, Whole
 from dejavu.workload.training_settings import COMPARED_PART, OptimizerSettings, ReplanSettings, TrialSettings
 
 AUTO = "auto"
@@ -197,21 +197,21 @@ class Workload(Record):
     @classmethod
     def _text_is_there(cls, text: Path | None) -> Path | None:
         if text is not None and not text.exists():
-            raise ValueError(f"there is no file or folder {text}")
+            raise AbsentError(f"there is no file or folder {text}")
         return text
 
     @field_validator("images")
     @classmethod
     def _images_are_there(cls, images: Path | None) -> Path | None:
         if images is not None and not images.is_dir():
-            raise ValueError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
+            raise AbsentError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
         return images
 
     @field_validator("tokens")
     @classmethod
     def _tokens_are_there(cls, tokens: TokensSettings | None) -> TokensSettings | None:
         if tokens is not None and not tokens.path.is_file():
-            raise ValueError(f"there is no file {tokens.path}")
+            raise AbsentError(f"there is no file {tokens.path}")
         return tokens
 
     @field_validator("tokenizer")

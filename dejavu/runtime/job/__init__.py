@@ -22,6 +22,7 @@ from dejavu.timing.clock import Span, Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
+from dejavu.workload.record import AbsentError
 
 _NOTHING = object()
 DIVERGED = ".diverged"  # of a file beside a rank's error: it was a loss or gradient that is no number
@@ -144,12 +145,16 @@ def job_in(folder: Path) -> TrainingJob:
     """Read the job of a training's folder, as it runs where the folder is now.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or what was trained on is gone.
     """
     path = folder / "job.json"
     try:
         return TrainingJob.read(path).moved_to(folder)
     except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        if _is_of_its_data(error):
+            raise InputError(
+                f"what {folder} is trained on is not there: {_why(error)}; wanted where it was when the training began"
+            ) from error
         raise InputError(
             f"{path} cannot be read: {_why(error)}; wanted the file that a training of this version wrote"
         ) from error
@@ -170,8 +175,15 @@ def prepared_job(folder: Path) -> TrainingJob:
     return job
 
 
+def _is_of_its_data(error: Exception) -> bool:
+    """Return whether a workload is not valid any more because its data, or its tokenizer, are gone."""
+    if not isinstance(error, ValidationError):
+        return False
+    return isinstance(error.errors(include_url=False)[0].get("ctx", {}).get("error"), AbsentError)
+
+
 def _why(error: Exception) -> str:
-    """Say it in a line: of a workload that is not valid any more, as one whose data are gone, which part and why."""
+    """Say it in a line: of a workload that is not valid any more, which part and why."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
