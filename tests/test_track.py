@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
+from prefect.exceptions import TerminationSignal as PrefectTerminationSignal
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.track import Metric, Tracker, report_of, runs, sweep_killed, tracking_uri
@@ -126,6 +127,22 @@ def test_an_error_decides_the_status_of_the_run_and_its_parent(project, error, s
             type(error), str(error)
         )
         assert run.data.tags["dejavu.failure"] == (said or unsaid)
+
+
+@pytest.mark.parametrize("fails_at_it", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_a_signal_ended_says_by_which(project, number, fails_at_it):
+    """As the screen does; it said that it was ended from outside, or the number alone, or a library's words."""
+    ended = PrefectTerminationSignal(number)
+    with pytest.raises(ValueError if fails_at_it else PrefectTerminationSignal), Tracker.open(project, "full"):
+        try:
+            raise ended
+        finally:
+            if fails_at_it:
+                raise ValueError("Task run is not set")
+    (run,) = all_runs(project).values()
+    assert run.info.status == "KILLED"
+    assert run.data.tags["dejavu.failure"] == f"it was ended by {number.name}"
 
 
 def test_a_run_that_fails_at_an_interrupt_was_interrupted(project):

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import signal
 import tempfile
 import time
 import uuid
@@ -32,7 +33,8 @@ MOST_PARAMETER_CHARACTERS = 6000  # MLflow's own limit
 MOST_TAG_CHARACTERS = 5000
 MOST_NAME_CHARACTERS = 250
 FIGURE_DOTS_PER_INCH = 120
-_KILLED_BY = {"CancelledRun", "TerminationSignal", "CancelledError"}  # Prefect's and asyncio's ways to be cancelled
+_TERMINATED = "TerminationSignal"  # Prefect's exception for a signal, which has its number
+_CANCELLED = {"CancelledRun", _TERMINATED, "CancelledError"}  # Prefect's and asyncio's ways to be cancelled
 
 log = logging.getLogger("dejavu.track")
 
@@ -248,13 +250,9 @@ class Run:
         try:
             yield
         except BaseException as error:
-            interrupt = interrupt_of(error)
-            killed = interrupt is not None or not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
-            status = "KILLED" if killed else "FAILED"
-            # A library may fail at an interrupt in its own words.
-            said = str(error) if interrupt is None else f"it was {str(interrupt) or 'interrupted'}"
-            said = f"its process exited with code {error.code}" if isinstance(error, SystemExit) else said
-            self.tags({FAILURE_TAG: said or ("it was ended from outside" if killed else type(error).__name__)})
+            ended = _what_ended(error)
+            status = "KILLED" if ended else "FAILED"
+            self.tags({FAILURE_TAG: ended or str(error) or type(error).__name__})
             raise
         finally:
             self._recorder.record(
@@ -308,6 +306,26 @@ class Tracker(Run):
             log.debug("no artifact folder: %s", error)
             return None
         return local_path(uri)
+
+
+def _what_ended(error: BaseException) -> str:
+    """Say what ended a run that did not fail by itself; empty: it did.
+
+    A library may fail at an interrupt, or a signal, in its own words.
+    """
+    interrupt = interrupt_of(error)
+    if interrupt is not None:
+        return f"it was {str(interrupt) or 'interrupted'}"
+    if isinstance(error, SystemExit):
+        return f"its process exited with code {error.code}"
+    one: BaseException | None = error
+    while one is not None:
+        if type(one).__name__ == _TERMINATED and isinstance(number := getattr(one, "signal", None), int):
+            return f"it was ended by {signal.Signals(number).name}"
+        one = one.__context__
+    if isinstance(error, Exception) and type(error).__name__ not in _CANCELLED:
+        return ""
+    return str(error) or "it was ended from outside"
 
 
 def _now_milliseconds() -> int:
