@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.files import write_json
 from dejavu.graphs.capture import capture
+from dejavu.planning import write_answer
 from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
 from dejavu.runtime.job.resume import tell_of_page
@@ -79,6 +81,27 @@ def test_a_folder_without_room_is_refused_before_anything_starts(small_disk: tup
         assert done.stderr == said and not done.stdout
     remount("rw,size=300m")
     check_room(disk)
+
+
+def test_a_full_disk_leaves_the_plan_that_was_written_before(small_disk: tuple[Path, Remount]) -> None:
+    """The file was cut off, or a new one empty."""
+    disk, _ = small_disk
+    (disk / "plan.json").write_text('{"old": 1}')
+    (disk / "plan.json").chmod(0o640)
+    (disk / "link.json").symlink_to("plan.json")
+    with suppress(OSError), (disk / "full").open("wb") as file:
+        file.write(bytes(2**22))
+    for name in ("plan.json", "link.json", "new.json"):
+        with pytest.raises(InputError, match=rf"--json .*{name}: No space left on device"):
+            write_answer({"plan": "x" * 2**16}, disk / name)
+    assert (disk / "plan.json").read_text() == '{"old": 1}'
+    assert sorted(path.name for path in disk.glob("*.json*")) == ["link.json", "plan.json"]
+    assert not list(disk.glob(".*json*"))
+    (disk / "full").unlink()
+    write_answer({"plan": 2}, disk / "link.json")
+    assert (disk / "link.json").is_symlink() and json.loads((disk / "plan.json").read_text()) == {"plan": 2}
+    assert (disk / "plan.json").stat().st_mode & 0o777 == 0o640
+    write_answer({"plan": 3}, Path(os.devnull))
 
 
 def test_what_is_recorded_is_read_on_a_disk_that_cannot_be_written(

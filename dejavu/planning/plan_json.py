@@ -11,6 +11,7 @@ from typing import Any
 from dejavu.cost.ranges import memory_range
 from dejavu.cost.rates import Rates, tokens_in_a_step
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.processes.files import written_aside
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.request import PlanRequest
@@ -41,7 +42,7 @@ def check_target(path: Path | None) -> None:
 
 
 def write_answer(content: dict[str, Any], path: Path | None) -> None:
-    """Write what `dejavu plan` answers as JSON into a file; None: to standard output.
+    """Write what `dejavu plan` answers as JSON into a file, whole or not at all; None: to standard output.
 
     Raises:
         InputError: the file cannot be written.
@@ -50,8 +51,11 @@ def write_answer(content: dict[str, Any], path: Path | None) -> None:
     if path is None:
         print(text)
         return
+    file = path.resolve()  # a link stays one
+    is_alone = (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK)  # a device, or a pipe
     try:
-        path.write_text(text + "\n")
+        with file.open("w") if is_alone else written_aside(file) as opened:
+            opened.write(text + "\n")
     except OSError as error:
         raise InputError(f"--json {path}: {error.strerror}") from error
 

@@ -6,10 +6,11 @@ import json
 import math
 import os
 import resource
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ASIDE = ".artifact-"  # how folders in .dejavu begin in which an artifact is made before it is recorded
 
@@ -27,12 +28,21 @@ def naming(path: Path) -> Iterator[None]:
 def write_json(path: Path, content: Any) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as file:
+        json.dump(content, file, indent=1)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[TextIO]:
+    """Write a file beside this one that takes its place at the end: the old one stays where that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path), aside.open("w") as file:
-            json.dump(content, file, indent=1)
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        if path.is_file():
+            shutil.copymode(path, aside)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
