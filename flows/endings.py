@@ -322,7 +322,8 @@ def recorded_log(run: Run, path: Path) -> Iterator[None]:
             logger.removeHandler(handler)
         with suppress(OSError):  # the end of it has no room on a full disk, of which the run says what matters
             handler.close()
-        run.artifact_file(path, "logs/flow.log")
+        if path.is_file():  # gone with its project: how the run ended says so
+            run.artifact_file(path, "logs/flow.log")
 
 
 def without_waiting_for_heartbeats() -> None:

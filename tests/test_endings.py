@@ -575,6 +575,18 @@ def test_an_interrupt_of_what_is_recorded_of_a_complete_training_says_what_is_le
         assert last == complete
 
 
+def test_a_run_whose_project_is_deleted_ends_as_it_ended(tmp_path: Path) -> None:
+    """That its log is gone, too, took the place of why."""
+    path, kept = tmp_path / "logs" / "flow.log", list[str]()
+    run = SimpleNamespace(artifact_file=lambda path, name: kept.append(path.read_text() and name))
+    with pytest.raises(InputError, match="was deleted"), endings.recorded_log(run, path):
+        shutil.rmtree(path.parent)
+        raise InputError("the project was deleted")
+    with endings.recorded_log(run, path):
+        logging.getLogger(endings.RUN_LOGGERS[0]).error("a line")
+    assert kept == ["logs/flow.log"]
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_training_whose_folder_is_moved_is_not_begun_anew(is_gone: bool, tmp_path: Path) -> None:
     """It has no checkpoints in a new folder; what else fails is tried again from its last one."""
