@@ -52,9 +52,11 @@ class Place:
         is_weighed: its first bound by paths was made.
     """
 
-    def __init__(self, problem: BoundProblem, schedule: str, num_stages: int, bound_seconds: float) -> None:
+    def __init__(
+        self, problem: BoundProblem, schedule: str, num_stages: int, bound_seconds: float, proved_by: Proof
+    ) -> None:
         self.problem, self.schedule, self.num_stages = problem, schedule, num_stages
-        self.bound_seconds, self.proved_by = bound_seconds, Proof.BALANCE
+        self.bound_seconds, self.proved_by = bound_seconds, proved_by
         self.can_move = self._entries <= _MOST_ENTRIES
         self._best = (
             np.inf

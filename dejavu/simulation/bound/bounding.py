@@ -17,6 +17,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.bound._balance import balance_seconds
+from dejavu.simulation.bound._fewest_devices import fewest_devices_seconds
 from dejavu.simulation.bound._plan_family import Faster, Place
 from dejavu.simulation.bound._prefix_sums import BoundProblem, RankChoices, bound_problem
 from dejavu.simulation.bound.proof import Proof
@@ -192,9 +193,12 @@ class Bounding:
         places = []
         for name in self.schedules:
             each = named(SCHEDULES, name).stages_per_rank
-            for ranks in range(1, min(most, L // each) + 1):
-                bound = min(max(float(balance_P[ranks - 1]), known.get((name, each * ranks), 0.0)), self.best_seconds)
-                places.append(Place(self.problem, name, each * ranks, bound))
+            stages = [each * ranks for ranks in range(1, min(most, L // each) + 1)]
+            floor_P = np.array([max(balance_P[s // each - 1], known.get((name, s), 0.0)) for s in stages])
+            fewest_P = fewest_devices_seconds(self.problem, name, floor_P, self.best_seconds)
+            for s, floor, bound in zip(stages, floor_P, fewest_P, strict=True):
+                proof = Proof.DEVICES if bound > floor else Proof.BALANCE
+                places.append(Place(self.problem, name, s, min(float(bound), self.best_seconds), proof))
         return places
 
     def _take(self, found: Faster | None) -> None:

@@ -1,0 +1,280 @@
+"""A bound that asks how few devices would do: with how many could every rank and every link be done within a limit?
+
+Where the fewest are more than there are, no plan's step is within the limit. Each stage and each message has to be done
+in time with the least that must come before it and after it; so plans are built from their last stage on, with only two
+numbers to remember at each cut: the fewest devices so far, and the shortest way of a microbatch through what is left.
+That takes milliseconds for plans with every number of ranks at once, before any table over a plan's own stages is made.
+Letters: C = configurations, G = classes of them whose messages cost the same, L = layers, L1 = L + 1 cuts, T = kinds of
+devices, D = directions of prices, S = stages, R = stages from one to the last, it included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.compiled import njit
+from dejavu.foundation.registry import named
+from dejavu.plans.schedule import SCHEDULES, Schedule
+from dejavu.plans.stage_costs import Floats
+from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
+from dejavu.simulation.bound._prefix_sums import BoundProblem
+
+_MOST_STEPS = 300_000_000  # of the loops for one limit, about; with more nothing is asked
+_MOST_LIMITS = 40
+_NEAR = 1.01  # limits are tried until bounds are known so well, the least first
+_ROUNDING = 1e-9  # what is as little above a limit may be another order of summing
+
+
+class Times(NamedTuple):
+    """What stages and messages take, for plans of one schedule.
+
+    Attributes:
+        num_microbatches: B.
+        ahead_R: at most so many forward passes a stage does before it can have a gradient.
+        forward_CL1, backward_CL1: of a microbatch, summed from the first layer; backward until the input's gradient.
+        work_CL1: of all microbatches, both passes.
+        step_CL1, step_C: what is done once a step.
+        pass_C: what every pass takes besides.
+        wire_L1GG, message_L1GG: one message: how long it keeps its link to itself; until it is there.
+        returns: whether a stage's last pass is one whose gradient goes on to the first stage.
+        class_C: of the configurations.
+        fits_CLL1: microbatches in flight that a stage has memory for.
+    """
+
+    num_microbatches: int
+    ahead_R: Integers
+    forward_CL1: Floats
+    backward_CL1: Floats
+    work_CL1: Floats
+    step_CL1: Floats
+    step_C: Floats
+    pass_C: Floats
+    wire_L1GG: Floats
+    message_L1GG: Floats
+    returns: bool
+    class_C: Integers
+    fits_CLL1: NDArray[np.int32]
+
+
+class Heads(NamedTuple):
+    """The least that comes before a cut, whatever the plan.
+
+    Attributes:
+        there_L1G: a microbatch's way forward until a stage of the class that begins there has its input.
+        round_L1G: the same, and its way back from there to the first stage, where it has to go back.
+        left_L1G: both for the stages before, of which the last is of the class, without the messages across the cut.
+    """
+
+    there_L1G: Floats
+    round_L1G: Floats
+    left_L1G: Floats
+
+
+def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats, best_seconds: float) -> Floats:
+    """Return a bound on plans of the schedule with 1, 2, … ranks: `floor_P`, where nothing above it is proved.
+
+    Args:
+        floor_P: bounds that are known.
+        best_seconds: no bound is wanted above it.
+    """
+    kind = named(SCHEDULES, schedule)
+    each, num_ranks = kind.stages_per_rank, len(floor_P)
+    C, L = problem.prices.sum_5CL1.shape[1], problem.priced.problem.num_layers
+    if not num_ranks or not np.isfinite(best_seconds) or C * L * L * num_ranks > _MOST_STEPS:
+        return floor_P
+    times = _times(problem, kind, num_ranks)
+    heads = Heads(*_heads(times))
+    low_P, high_P, limit = floor_P.copy(), np.full(num_ranks, np.inf), best_seconds
+    for _ in range(_MOST_LIMITS):
+        is_late_P = np.zeros(num_ranks, np.bool_)
+        for price_C, have in _priced(problem, times, limit, each):
+            fewest_S = _fewest(times, heads, price_C, have, limit, each > 1, num_ranks * each)
+            is_late_P |= np.isinf(fewest_S[each - 1 :: each])
+        low_P = np.where(is_late_P, np.maximum(low_P, limit), low_P)
+        high_P = np.where(is_late_P, high_P, np.minimum(high_P, limit))
+        open_P = np.where(high_P > low_P * _NEAR, low_P, np.inf)
+        least = int(open_P.argmin())
+        if open_P[least] >= best_seconds:
+            break
+        limit = (low_P[least] + high_P[least]) / 2
+    if each > 1:
+        low_P[0] = floor_P[0]  # one rank sends no messages between its stages
+    return np.minimum(low_P, best_seconds)
+
+
+def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
+    prices, B = problem.prices, problem.num_microbatches
+    sum_5CL1, is_whole = prices.sum_5CL1, not kind.splits_backward
+    parts_CL1 = sum_5CL1[BACKWARD_INPUT] + sum_5CL1[BACKWARD_WEIGHT]
+    layers_CL = np.diff(sum_5CL1[BACKWARD], axis=1)
+    if not is_whole:  # the first stage's backward pass is whole
+        layers_CL = np.minimum(layers_CL, np.diff(parts_CL1, axis=1))
+    work_CL = B * (np.diff(sum_5CL1[FORWARD], axis=1) + layers_CL)
+    message_L1GGM = prices.message_L1GGM
+    if kind.placement != "loop":  # where the order of ranks turns messages go nowhere, and then back
+        message_L1GGM = message_L1GGM.copy()
+        same = np.arange(message_L1GGM.shape[1])
+        message_L1GGM[:, same, same] = 0.0
+        if message_L1GGM.shape[3] > 3:
+            message_L1GGM = np.minimum(message_L1GGM[..., :3], message_L1GGM[..., 3:])
+    C, L = work_CL.shape
+    fits_CLL1 = problem.max_in_flight_CLL1
+    rest = range(1, num_ranks * kind.stages_per_rank + 1)
+    is_plain = kind.stages_per_rank == 1
+    return Times(
+        num_microbatches=B,
+        ahead_R=np.array([kind.in_flight(0, r, B) if is_plain else B for r in rest]),
+        forward_CL1=sum_5CL1[FORWARD],
+        backward_CL1=sum_5CL1[BACKWARD if is_whole else BACKWARD_INPUT],
+        work_CL1=np.pad(np.cumsum(work_CL, axis=1), ((0, 0), (1, 0))),
+        step_CL1=sum_5CL1[PER_STEP],
+        step_C=prices.per_step_C,
+        pass_C=prices.pass_C,
+        wire_L1GG=message_L1GGM[..., :2].sum(axis=-1),
+        message_L1GG=message_L1GGM[..., :3].sum(axis=-1),
+        returns=is_whole,
+        class_C=prices.class_C,
+        fits_CLL1=np.full((C, L, L + 1), B, np.int32) if fits_CLL1 is None else fits_CLL1,
+    )
+
+
+def _priced(problem: BoundProblem, times: Times, limit: float, each: int) -> Iterator[tuple[Floats, float]]:
+    """Yield what a rank pays for its devices, by configuration, and what all devices together may cost.
+
+    Any prices will do: a device of each kind pays its share of them, or as much as it does of the model's work.
+    """
+    prices = problem.prices
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares_T = np.where(prices.count_T > 0, 1.0 / prices.count_T, 1.0)
+    yield prices.use_CT.astype(float) @ shares_T, float(prices.count_T @ shares_T)
+    if len(prices.count_T) > 1:
+        work_CL = np.diff(times.work_CL1, axis=1)
+        taken_CL = np.where(problem.possible_CL, work_CL, np.inf)
+        speeds_T = np.zeros(len(prices.count_T))
+        for kind in range(len(speeds_T)):
+            uses = prices.use_CT[:, kind]
+            least_L = (taken_CL[uses > 0] * uses[uses > 0, None]).min(axis=0, initial=np.inf)
+            speeds_T[kind] = np.isfinite(least_L).sum() / max(float(least_L[np.isfinite(least_L)].sum()), 1e-300)
+        yield prices.use_CT.astype(float) @ speeds_T, float(prices.count_T @ speeds_T)
+
+
+@njit(cache=True, nogil=True)
+def _heads(times: Times) -> tuple[Floats, Floats, Floats]:
+    """The shortest ways to each cut; see `Heads`."""
+    C, L1 = times.forward_CL1.shape
+    G = times.wire_L1GG.shape[1]
+    there_L1G, round_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
+    out_L1G, left_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
+    there_L1G[0, :] = round_L1G[0, :] = 0.0
+    for start in range(L1 - 1):
+        for g in range(G):  # the stages before end here
+            for h in range(G):
+                message = times.message_L1GG[start, g, h]
+                there_L1G[start, h] = min(there_L1G[start, h], out_L1G[start, g] + message)
+                back = message if times.returns else 0.0
+                round_L1G[start, h] = min(round_L1G[start, h], left_L1G[start, g] + message + back)
+        for c in range(C):
+            g = times.class_C[c]
+            for stop in range(start + 1, L1):
+                if times.fits_CLL1[c, start, stop] < 1:
+                    continue
+                forward = times.forward_CL1[c, stop] - times.forward_CL1[c, start] + times.pass_C[c]
+                back = 0.0
+                if times.returns:
+                    back = times.backward_CL1[c, stop] - times.backward_CL1[c, start] + times.pass_C[c]
+                out_L1G[stop, g] = min(out_L1G[stop, g], there_L1G[start, g] + forward)
+                left_L1G[stop, g] = min(left_L1G[stop, g], round_L1G[start, g] + forward + back)
+    return there_L1G, round_L1G, left_L1G
+
+
+@njit(cache=True, nogil=True)
+def _fewest(
+    times: Times, heads: Heads, price_C: Floats, have: float, limit: float, by_work: bool, num_stages: int
+) -> Floats:
+    """What plans of 1, 2, … stages cost at least that keep the limit as far as is looked at; inf: more than there is.
+
+    Args:
+        price_C, have: what a stage pays for its devices, and what all may cost.
+        by_work: a stage pays for its part of the limit alone: its rank has others.
+    """
+    L1, G = times.wire_L1GG.shape[:2]
+    latest, most = limit * (1.0 + _ROUNDING), have * (1.0 + _ROUNDING)
+    found_S = np.full(num_stages, np.inf)
+    # After a cut, where the stage before is of the class: the cheapest way, and the shortest of a microbatch and back.
+    cost_L1G, round_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
+    cost_L1G[L1 - 1, :] = round_L1G[L1 - 1, :] = 0.0
+    for r in range(num_stages):
+        here_L1G, way_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
+        paid = price_C, by_work, latest, most
+        found_S[r] = _stages(times, heads, r, paid, (cost_L1G, round_L1G), (here_L1G, way_L1G))
+        if not _messages(times, heads, latest, (here_L1G, way_L1G), (cost_L1G, round_L1G)):
+            break
+    return found_S
+
+
+@njit(cache=True, nogil=True)
+def _stages(
+    times: Times,
+    heads: Heads,
+    r: int,
+    paid: tuple[Floats, bool, float, float],
+    after: tuple[Floats, Floats],
+    here: tuple[Floats, Floats],
+) -> float:
+    """Fill the ways from stages that have r others after them; return the cost where such a stage is the first."""
+    (price_C, by_work, latest, most), (cost_L1G, round_L1G), (here_L1G, way_L1G) = paid, after, here
+    C, L1 = times.forward_CL1.shape
+    B, ahead, first = times.num_microbatches, times.ahead_R[r], np.inf
+    for c in range(C):
+        g, beside = times.class_C[c], times.pass_C[c]
+        for stop in range(1, L1):
+            if cost_L1G[stop, g] == np.inf:
+                continue
+            for start in range(stop - 1, -1, -1):
+                work = times.work_CL1[c, stop] - times.work_CL1[c, start] + 2 * B * beside
+                if work > latest:
+                    break
+                there, back = heads.there_L1G[start, g], heads.round_L1G[start, g]
+                once = times.step_CL1[c, stop] - times.step_CL1[c, start] + times.step_C[c]
+                if times.fits_CLL1[c, start, stop] < (1 if by_work else ahead) or there + work + once > latest:
+                    continue
+                forward = times.forward_CL1[c, stop] - times.forward_CL1[c, start] + beside
+                if back + work + max(0.0, round_L1G[stop, g] - (ahead - 1) * forward) > latest:
+                    continue
+                cost = cost_L1G[stop, g] + price_C[c] * ((work + once) / latest if by_work else 1.0)
+                if cost > most:
+                    continue
+                if start == 0:
+                    first = min(first, cost)
+                    continue
+                backward = times.backward_CL1[c, stop] - times.backward_CL1[c, start] + beside
+                here_L1G[start, g] = min(here_L1G[start, g], cost)
+                way_L1G[start, g] = min(way_L1G[start, g], round_L1G[stop, g] + forward + backward)
+    return first
+
+
+@njit(cache=True, nogil=True)
+def _messages(
+    times: Times, heads: Heads, latest: float, here: tuple[Floats, Floats], after: tuple[Floats, Floats]
+) -> bool:
+    """Fill the ways after each cut from those of the stages that begin there; return whether there is any."""
+    (here_L1G, way_L1G), (cost_L1G, round_L1G), B = here, after, times.num_microbatches
+    L1, G = here_L1G.shape
+    cost_L1G[:], round_L1G[:], is_any = np.inf, np.inf, False
+    for cut in range(1, L1 - 1):
+        for h in range(G):
+            if here_L1G[cut, h] == np.inf:
+                continue
+            for g in range(G):
+                message = times.message_L1GG[cut, g, h]
+                waits = message + (B - 1) * times.wire_L1GG[cut, g, h] + message
+                if heads.left_L1G[cut, g] + waits + way_L1G[cut, h] > latest:
+                    continue
+                cost_L1G[cut, g] = min(cost_L1G[cut, g], here_L1G[cut, h])
+                round_L1G[cut, g] = min(round_L1G[cut, g], way_L1G[cut, h] + 2.0 * message)
+                is_any = True
+    return is_any

@@ -1,0 +1,135 @@
+"""The bound by the fewest devices: no plan is faster, whatever its schedule and number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.bound.every_plan import count, every_plan, small_priced
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation import simulate_plan
+from dejavu.simulation.bound import Proof, simulated_lower_bound
+from dejavu.simulation.bound._balance import balance_seconds
+from dejavu.simulation.bound._fewest_devices import fewest_devices_seconds
+from dejavu.simulation.bound._prefix_sums import bound_problem
+from tests.conftest import some
+from tests.test_plans_by_nodes import posed, seconds_told_apart
+
+MOST_PLANS = 3_000
+
+
+def least_by_ranks(priced: PricedProblem, name: str) -> dict[int, float]:
+    """The least simulated step of the plans of a schedule that fit, by the number of ranks."""
+    costs, least = priced.problem.costs, dict[int, float]()
+    assert isinstance(costs, AdditiveCosts)
+    for plan in every_plan(priced, name):
+        simulated, ranks = simulate_plan(priced, plan), len(plan.ranks)
+        of_rank = [priced.problem.index(plan.rank_configuration(rank)) for rank in range(ranks)]
+        if all(held <= costs.capacity_bytes_C[c] for held, c in zip(simulated.peak_bytes, of_rank, strict=True)):
+            least[ranks] = min(least.get(ranks, np.inf), simulated.step_seconds)
+    return dict(sorted(least.items()))
+
+
+def with_slow_links(priced: PricedProblem, seconds: float) -> PricedProblem:
+    latency_CC = priced.problem.link_latency_seconds_CC + seconds
+    return replace(priced, problem=replace(priced.problem, link_latency_seconds_CC=latency_CC))
+
+
+def bounds(priced: PricedProblem, name: str, num_ranks: int, best_seconds: float) -> np.ndarray:
+    problem = bound_problem(priced, best_seconds)
+    return fewest_devices_seconds(problem, name, np.zeros(num_ranks), best_seconds)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_plan_with_so_many_ranks_is_faster(name: str) -> None:
+    near, raised, tried = list[float](), 0, 0
+    for seed in range(700, 730):
+        priced = small_priced(seed)
+        if count(priced, MOST_PLANS + 1) > MOST_PLANS:
+            continue
+        slow = float(np.random.default_rng(seed).choice([0.0, 0.5, 5.0]))
+        priced = with_slow_links(priced, slow)
+        if not (least := least_by_ranks(priced, name)):
+            continue
+        for loose in (1.0, 1.5):
+            best_seconds = min(least.values()) * loose
+            found_P = bounds(priced, name, max(least), best_seconds)
+            assert all(found_P[ranks - 1] <= seconds * (1 + 1e-9) for ranks, seconds in least.items()), seed
+            assert found_P.max() <= best_seconds
+        balance_P = balance_seconds(bound_problem(priced, best_seconds), max(least))
+        for ranks, seconds in least.items():
+            if seconds <= best_seconds:
+                near.append(found_P[ranks - 1] / seconds)
+                raised += found_P[ranks - 1] > balance_P[ranks - 1]
+                tried += 1
+    assert tried >= 10
+    if SCHEDULES[name].stages_per_rank == 1:
+        assert raised > 0.6 * tried and np.median(near) > 0.9
+    elif SCHEDULES[name].stages_per_rank == 2:
+        assert raised
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("seed", range(800, 804))
+def test_one_stage_on_one_device_is_known_as_well_as_is_tried(name: str, seed: int) -> None:
+    priced = small_priced(seed).of([0])
+    costs = priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    roomy = replace(costs, capacity_bytes_C=np.full(1, 1e9))
+    only = replace(priced, problem=replace(priced.problem, max_stages=1, costs=roomy))
+    (seconds,) = least_by_ranks(only, name).values()
+    for loose in (1.0, 1.5, 10.0):
+        assert bounds(only, name, 1, loose * seconds)[0] == pytest.approx(seconds, rel=0.011)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved_1f1b", "looped_bfs"])
+def test_every_microbatch_has_to_cross_the_link(name: str) -> None:
+    """Where no device has room for two stages' worth, and a message takes longer than all that is computed."""
+    for seed in range(900, 960):
+        priced = small_priced(seed)
+        costs, problem = priced.problem.costs, priced.problem
+        assert isinstance(costs, AdditiveCosts)
+        if problem.num_microbatches < 3 or len(problem.device_counts) > 1 or max(problem.device_counts.values()) < 2:
+            continue
+        seconds = 100.0 * float(problem.num_microbatches * costs.seconds_CL.sum())
+        slow = with_slow_links(priced, seconds)
+        crossing = problem.num_microbatches * seconds
+        found_P = bounds(slow, name, 2, 1.2 * crossing)
+        assert found_P[1] >= 0.99 * crossing
+
+
+@pytest.mark.parametrize("schedule", some(("1f1b", "interleaved_1f1b", "zbv", "hanayo"), ["1f1b", "zbv"]))
+def test_no_plan_told_apart_by_nodes_is_faster(schedule: str, tmp_path: Path) -> None:
+    prices, priced = posed("two nodes of two", tmp_path, replicas=2)
+    told = prices.over_nodes(priced, [schedule])
+    assert told is not None
+    least, rng = dict[int, float](), np.random.default_rng(3)
+    plans = list(every_plan(told.priced, schedule))
+    for k in rng.permutation(len(plans))[:4000]:
+        seconds = seconds_told_apart(told, plans[k])
+        least[len(plans[k].ranks)] = min(least.get(len(plans[k].ranks), np.inf), seconds)
+    best_seconds = 1.5 * min(least.values())
+    problem = bound_problem(told.priced, best_seconds, told.choices)
+    found_P = fewest_devices_seconds(problem, schedule, np.zeros(max(least)), best_seconds)
+    assert all(found_P[ranks - 1] <= seconds * (1 + 1e-9) for ranks, seconds in least.items())
+    assert found_P.max() > 0.3 * min(least.values())
+
+
+def test_it_is_what_is_proved_before_time_is_given() -> None:
+    said = set[Proof]()
+    for seed in range(700, 712):
+        priced = with_slow_links(small_priced(seed), 1.0)
+        least = least_by_ranks(priced, "1f1b") if count(priced, 701) <= 700 else {}
+        if least:
+            best_seconds = min(least.values())
+            found = simulated_lower_bound(
+                priced, schedules=("1f1b",), best_seconds=best_seconds * 1.05, budget_seconds=0.0
+            )
+            assert found.seconds <= best_seconds
+            said.add(found.proved_by)
+    assert Proof.DEVICES in said
