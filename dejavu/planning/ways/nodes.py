@@ -25,7 +25,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation.bound import RankChoices
 
-MOST_CONFIGURATIONS = 250  # told apart, about: tables grow with them
+MOST_CONFIGURATIONS = 600  # told apart, about: tables grow with them
 MOST_MESSAGES = 4_000_000  # that cost something of their own: cuts × kinds of neighbours
 NEVER = 1e3  # times the passes of all layers one after the other: what no plan takes
 

@@ -29,6 +29,9 @@ _NEAR = 1.01  # limits are tried until bounds are known so well, the least first
 _ROUNDING = 1e-9  # what is as little above a limit may be another order of summing
 
 
+Mask = NDArray[np.bool_]
+
+
 class Times(NamedTuple):
     """What stages and messages take, for plans of one schedule.
 
@@ -58,6 +61,23 @@ class Times(NamedTuple):
     returns: bool
     class_C: Integers
     fits_CLL1: NDArray[np.int32]
+
+
+class Asked(NamedTuple):
+    """Whether there are devices enough for a limit.
+
+    Attributes:
+        price_C, have: what a stage pays for its devices, and what all may cost.
+        limit: of the step.
+        by_work: a stage pays for its part of the limit alone: its rank has others.
+        may_RC: which configurations a stage may have that has so many others after it; for plans with so many stages.
+    """
+
+    price_C: Floats
+    have: float
+    limit: float
+    by_work: bool
+    may_RC: Mask
 
 
 class Heads(NamedTuple):
@@ -90,10 +110,12 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     heads = Heads(*_heads(times))
     low_P, high_P, limit = floor_P.copy(), np.full(num_ranks, np.inf), best_seconds
     for _ in range(_MOST_LIMITS):
-        is_late_P = np.zeros(num_ranks, np.bool_)
-        for price_C, have in _priced(problem, times, limit, each):
-            fewest_S = _fewest(times, heads, price_C, have, limit, each > 1, num_ranks * each)
-            is_late_P |= np.isinf(fewest_S[each - 1 :: each])
+        is_late_P = low_P >= limit
+        for ranks, may_RC in _together(problem, kind, num_ranks):
+            if not is_late_P[ranks].all():
+                for price_C, have in _priced(problem, times):
+                    fewest_S = _fewest(times, heads, Asked(price_C, have, limit, each > 1, may_RC))
+                    is_late_P[ranks] |= np.isinf(fewest_S[each - 1 :: each][ranks])
         low_P = np.where(is_late_P, np.maximum(low_P, limit), low_P)
         high_P = np.where(is_late_P, high_P, np.minimum(high_P, limit))
         open_P = np.where(high_P > low_P * _NEAR, low_P, np.inf)
@@ -104,6 +126,19 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     if each > 1:
         low_P[0] = floor_P[0]  # one rank sends no messages between its stages
     return np.minimum(low_P, best_seconds)
+
+
+def _together(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Iterator[tuple[slice, Mask]]:
+    """Yield which numbers of ranks are looked at together, and [r, c] what a stage that has r after it may have."""
+    each, C = kind.stages_per_rank, len(problem.prices.class_C)
+    if problem.choices is None:
+        yield slice(num_ranks), np.ones((num_ranks * each, C), np.bool_)
+        return
+    for ranks in range(1, num_ranks + 1):
+        num_stages = ranks * each
+        of_rank = [problem.choices.of(rank, ranks) for rank in range(ranks)]
+        may = [of_rank[kind.rank_of(s, num_stages)] for s in reversed(range(num_stages))]
+        yield slice(ranks - 1, ranks), np.array(may)
 
 
 def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
@@ -142,7 +177,7 @@ def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
     )
 
 
-def _priced(problem: BoundProblem, times: Times, limit: float, each: int) -> Iterator[tuple[Floats, float]]:
+def _priced(problem: BoundProblem, times: Times) -> Iterator[tuple[Floats, float]]:
     """Yield what a rank pays for its devices, by configuration, and what all devices together may cost.
 
     Any prices will do: a device of each kind pays its share of them, or as much as it does of the model's work.
@@ -192,26 +227,17 @@ def _heads(times: Times) -> tuple[Floats, Floats, Floats]:
 
 
 @njit(cache=True, nogil=True)
-def _fewest(
-    times: Times, heads: Heads, price_C: Floats, have: float, limit: float, by_work: bool, num_stages: int
-) -> Floats:
-    """What plans of 1, 2, … stages cost at least that keep the limit as far as is looked at; inf: more than there is.
-
-    Args:
-        price_C, have: what a stage pays for its devices, and what all may cost.
-        by_work: a stage pays for its part of the limit alone: its rank has others.
-    """
+def _fewest(times: Times, heads: Heads, asked: Asked) -> Floats:
+    """The least cost of plans of 1, 2, … stages that keep the limit, as far as is looked at; inf: of more than there is."""
     L1, G = times.wire_L1GG.shape[:2]
-    latest, most = limit * (1.0 + _ROUNDING), have * (1.0 + _ROUNDING)
-    found_S = np.full(num_stages, np.inf)
+    found_S = np.full(len(asked.may_RC), np.inf)
     # After a cut, where the stage before is of the class: the cheapest way, and the shortest of a microbatch and back.
     cost_L1G, round_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
     cost_L1G[L1 - 1, :] = round_L1G[L1 - 1, :] = 0.0
-    for r in range(num_stages):
+    for r in range(len(found_S)):
         here_L1G, way_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
-        paid = price_C, by_work, latest, most
-        found_S[r] = _stages(times, heads, r, paid, (cost_L1G, round_L1G), (here_L1G, way_L1G))
-        if not _messages(times, heads, latest, (here_L1G, way_L1G), (cost_L1G, round_L1G)):
+        found_S[r] = _stages(times, heads, asked, r, (cost_L1G, round_L1G), (here_L1G, way_L1G))
+        if not _messages(times, heads, asked.limit, (here_L1G, way_L1G), (cost_L1G, round_L1G)):
             break
     return found_S
 
@@ -220,16 +246,16 @@ def _fewest(
 def _stages(
     times: Times,
     heads: Heads,
+    asked: Asked,
     r: int,
-    paid: tuple[Floats, bool, float, float],
     after: tuple[Floats, Floats],
     here: tuple[Floats, Floats],
 ) -> float:
     """Fill the ways from stages that have r others after them; return the cost where such a stage is the first."""
-    (price_C, by_work, latest, most), (cost_L1G, round_L1G), (here_L1G, way_L1G) = paid, after, here
-    C, L1 = times.forward_CL1.shape
-    B, ahead, first = times.num_microbatches, times.ahead_R[r], np.inf
-    for c in range(C):
+    (cost_L1G, round_L1G), (here_L1G, way_L1G) = after, here
+    latest, most = asked.limit * (1.0 + _ROUNDING), asked.have * (1.0 + _ROUNDING)
+    L1, B, ahead, first = len(cost_L1G), times.num_microbatches, times.ahead_R[r], np.inf
+    for c in np.flatnonzero(asked.may_RC[r]):
         g, beside = times.class_C[c], times.pass_C[c]
         for stop in range(1, L1):
             if cost_L1G[stop, g] == np.inf:
@@ -240,12 +266,12 @@ def _stages(
                     break
                 there, back = heads.there_L1G[start, g], heads.round_L1G[start, g]
                 once = times.step_CL1[c, stop] - times.step_CL1[c, start] + times.step_C[c]
-                if times.fits_CLL1[c, start, stop] < (1 if by_work else ahead) or there + work + once > latest:
+                if times.fits_CLL1[c, start, stop] < (1 if asked.by_work else ahead) or there + work + once > latest:
                     continue
                 forward = times.forward_CL1[c, stop] - times.forward_CL1[c, start] + beside
                 if back + work + max(0.0, round_L1G[stop, g] - (ahead - 1) * forward) > latest:
                     continue
-                cost = cost_L1G[stop, g] + price_C[c] * ((work + once) / latest if by_work else 1.0)
+                cost = cost_L1G[stop, g] + asked.price_C[c] * ((work + once) / latest if asked.by_work else 1.0)
                 if cost > most:
                     continue
                 if start == 0:
@@ -259,12 +285,13 @@ def _stages(
 
 @njit(cache=True, nogil=True)
 def _messages(
-    times: Times, heads: Heads, latest: float, here: tuple[Floats, Floats], after: tuple[Floats, Floats]
+    times: Times, heads: Heads, limit: float, here: tuple[Floats, Floats], after: tuple[Floats, Floats]
 ) -> bool:
     """Fill the ways after each cut from those of the stages that begin there; return whether there is any."""
     (here_L1G, way_L1G), (cost_L1G, round_L1G), B = here, after, times.num_microbatches
     L1, G = here_L1G.shape
-    cost_L1G[:], round_L1G[:], is_any = np.inf, np.inf, False
+    latest, is_any = limit * (1.0 + _ROUNDING), False
+    cost_L1G[:], round_L1G[:] = np.inf, np.inf
     for cut in range(1, L1 - 1):
         for h in range(G):
             if here_L1G[cut, h] == np.inf:

@@ -32,7 +32,7 @@ _SWEEPS = 3  # of dropping stages and weighing again
 _MOST_LINE_ENTRIES = 10_000_000  # of all lines that a walk takes
 _MOST_MET = 3  # of the plans that weights led to are simulated
 _MOST_LEAVES = 300  # plans that a walk hands on to be simulated
-_STRIDE, _LEAST_STRIDE = 0.06, 0.005  # of the bound: by how much more it is tried to raise it, at first and at last
+_STRIDE, _LEAST_STRIDE = 0.06, 0.0005  # of the bound: by how much more it is tried to raise it, at first and at last
 _NEAR = 1e-4  # of the step: what is nearer is not tried
 
 
