@@ -5,11 +5,13 @@ in time with the least that must come before it and after it; so plans are built
 numbers to remember at each cut: the fewest devices so far, and the shortest way of a microbatch through what is left.
 That takes milliseconds for plans with every number of ranks at once, before any table over a plan's own stages is made.
 Letters: C = configurations, G = classes of them whose messages cost the same, L = layers, L1 = L + 1 cuts, T = kinds of
-devices, D = directions of prices, S = stages, R = stages from one to the last, it included.
+devices, P = numbers of ranks, S = numbers of stages, R = stages by how many are after them, W = ways of a link.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,7 +44,9 @@ class Times(NamedTuple):
         work_CL1: of all microbatches, both passes.
         step_CL1, step_C: what is done once a step.
         pass_C: what every pass takes besides.
-        wire_L1GG, message_L1GG: one message: how long it keeps its link to itself; until it is there.
+        wire_WL1GG, message_WL1GG: one message: how long it keeps its link to itself; until it is there. W: to the rank
+            after, and where links are directed to the rank before.
+        least_GG: how long the shortest message between two ranks of the classes keeps its link, across any cut.
         returns: whether a stage's last pass is one whose gradient goes on to the first stage.
         class_C: of the configurations.
         fits_CLL1: microbatches in flight that a stage has memory for.
@@ -56,28 +60,39 @@ class Times(NamedTuple):
     step_CL1: Floats
     step_C: Floats
     pass_C: Floats
-    wire_L1GG: Floats
-    message_L1GG: Floats
+    wire_WL1GG: Floats
+    message_WL1GG: Floats
+    least_GG: Floats
     returns: bool
     class_C: Integers
     fits_CLL1: NDArray[np.int32]
 
 
-class Asked(NamedTuple):
-    """Whether there are devices enough for a limit.
+class Places(NamedTuple):
+    """What is known of stages by how many are after them.
+
+    Attributes:
+        may_RC: which configurations such a stage may have.
+        shared_R: of the cut before it: how many cuts' messages go between its two ranks; 0: its stages are on one rank.
+        way_R: of the same messages: see `Times.wire_WL1GG`.
+    """
+
+    may_RC: Mask
+    shared_R: Integers
+    way_R: Integers
+
+
+class Paid(NamedTuple):
+    """Prices of devices.
 
     Attributes:
         price_C, have: what a stage pays for its devices, and what all may cost.
-        limit: of the step.
-        by_work: a stage pays for its part of the limit alone: its rank has others.
-        may_RC: which configurations a stage may have that has so many others after it; for plans with so many stages.
+        by_work: it pays for its part of the limit alone: its rank has others.
     """
 
     price_C: Floats
     have: float
-    limit: float
     by_work: bool
-    may_RC: Mask
 
 
 class Heads(NamedTuple):
@@ -104,17 +119,19 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     kind = named(SCHEDULES, schedule)
     each, num_ranks = kind.stages_per_rank, len(floor_P)
     C, L = problem.prices.sum_5CL1.shape[1], problem.priced.problem.num_layers
-    if not num_ranks or not np.isfinite(best_seconds) or C * L * L * num_ranks > _MOST_STEPS:
+    levels = num_ranks if each == 1 else each * num_ranks * (num_ranks + 1) / 2
+    if not num_ranks or not np.isfinite(best_seconds) or C * L * L * levels > _MOST_STEPS:
         return floor_P
     times = _times(problem, kind, num_ranks)
-    heads = Heads(*_heads(times))
+    heads = Heads(*_heads(times, kind.placement != "loop"))
+    together, prices = list(_together(problem, kind, num_ranks)), list(_paid(problem, times, by_work=each > 1))
     low_P, high_P, limit = floor_P.copy(), np.full(num_ranks, np.inf), best_seconds
     for _ in range(_MOST_LIMITS):
         is_late_P = low_P >= limit
-        for ranks, may_RC in _together(problem, kind, num_ranks):
+        for ranks, places in together:
             if not is_late_P[ranks].all():
-                for price_C, have in _priced(problem, times):
-                    fewest_S = _fewest(times, heads, Asked(price_C, have, limit, each > 1, may_RC))
+                for paid in prices:
+                    fewest_S = _fewest(times, heads, places, paid, limit)
                     is_late_P[ranks] |= np.isinf(fewest_S[each - 1 :: each][ranks])
         low_P = np.where(is_late_P, np.maximum(low_P, limit), low_P)
         high_P = np.where(is_late_P, high_P, np.minimum(high_P, limit))
@@ -128,17 +145,25 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     return np.minimum(low_P, best_seconds)
 
 
-def _together(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Iterator[tuple[slice, Mask]]:
-    """Yield which numbers of ranks are looked at together, and [r, c] what a stage that has r after it may have."""
+def _together(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Iterator[tuple[slice, Places]]:
+    """Yield which numbers of ranks are looked at together, and the places of their stages."""
     each, C = kind.stages_per_rank, len(problem.prices.class_C)
-    if problem.choices is None:
-        yield slice(num_ranks), np.ones((num_ranks * each, C), np.bool_)
+    if each == 1 and problem.choices is None:
+        ones = np.ones(num_ranks, np.int64)
+        yield slice(num_ranks), Places(np.ones((num_ranks, C), np.bool_), ones, 0 * ones)
         return
+    is_directed = problem.prices.message_L1GGM.shape[3] > 3
     for ranks in range(1, num_ranks + 1):
-        num_stages = ranks * each
-        of_rank = [problem.choices.of(rank, ranks) for rank in range(ranks)]
-        may = [of_rank[kind.rank_of(s, num_stages)] for s in reversed(range(num_stages))]
-        yield slice(ranks - 1, ranks), np.array(may)
+        S = ranks * each
+        rank_S = [kind.rank_of(s, S) for s in range(S)]
+        any_C = np.ones(C, np.bool_)
+        may = [problem.choices.of(rank, ranks) if problem.choices else any_C for rank in rank_S]
+        ends = [frozenset(pair) for pair in itertools.pairwise(rank_S)]
+        number = Counter(ends)
+        shared = [1, *(number[pair] if len(pair) == 2 else 0 for pair in ends)]
+        goes_back = [0, *(int(b == a - 1 and is_directed) for a, b in itertools.pairwise(rank_S))]
+        found = map(np.array, (may[::-1], shared[::-1], goes_back[::-1]))
+        yield slice(ranks - 1, ranks), Places(*found)
 
 
 def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
@@ -149,13 +174,9 @@ def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
     if not is_whole:  # the first stage's backward pass is whole
         layers_CL = np.minimum(layers_CL, np.diff(parts_CL1, axis=1))
     work_CL = B * (np.diff(sum_5CL1[FORWARD], axis=1) + layers_CL)
-    message_L1GGM = prices.message_L1GGM
-    if kind.placement != "loop":  # where the order of ranks turns messages go nowhere, and then back
-        message_L1GGM = message_L1GGM.copy()
-        same = np.arange(message_L1GGM.shape[1])
-        message_L1GGM[:, same, same] = 0.0
-        if message_L1GGM.shape[3] > 3:
-            message_L1GGM = np.minimum(message_L1GGM[..., :3], message_L1GGM[..., 3:])
+    message_WL1GGM = np.stack(np.split(prices.message_L1GGM, prices.message_L1GGM.shape[3] // 3, axis=3))
+    wire_WL1GG = message_WL1GGM[..., :2].sum(axis=-1)
+    least_GG = wire_WL1GG[:, 1:-1].min(axis=(0, 1), initial=np.inf)
     C, L = work_CL.shape
     fits_CLL1 = problem.max_in_flight_CLL1
     rest = range(1, num_ranks * kind.stages_per_rank + 1)
@@ -169,23 +190,21 @@ def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
         step_CL1=sum_5CL1[PER_STEP],
         step_C=prices.per_step_C,
         pass_C=prices.pass_C,
-        wire_L1GG=message_L1GGM[..., :2].sum(axis=-1),
-        message_L1GG=message_L1GGM[..., :3].sum(axis=-1),
+        wire_WL1GG=wire_WL1GG,
+        message_WL1GG=message_WL1GGM.sum(axis=-1),
+        least_GG=np.minimum(least_GG, least_GG.T),
         returns=is_whole,
         class_C=prices.class_C,
         fits_CLL1=np.full((C, L, L + 1), B, np.int32) if fits_CLL1 is None else fits_CLL1,
     )
 
 
-def _priced(problem: BoundProblem, times: Times) -> Iterator[tuple[Floats, float]]:
-    """Yield what a rank pays for its devices, by configuration, and what all devices together may cost.
-
-    Any prices will do: a device of each kind pays its share of them, or as much as it does of the model's work.
-    """
+def _paid(problem: BoundProblem, times: Times, *, by_work: bool) -> Iterator[Paid]:
+    """Yield prices, of which any will do: shares of each kind's devices; shares of the work that they could do."""
     prices = problem.prices
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_T = np.where(prices.count_T > 0, 1.0 / prices.count_T, 1.0)
-    yield prices.use_CT.astype(float) @ shares_T, float(prices.count_T @ shares_T)
+    yield Paid(prices.use_CT.astype(float) @ shares_T, float(prices.count_T @ shares_T), by_work)
     if len(prices.count_T) > 1:
         work_CL = np.diff(times.work_CL1, axis=1)
         taken_CL = np.where(problem.possible_CL, work_CL, np.inf)
@@ -194,21 +213,27 @@ def _priced(problem: BoundProblem, times: Times) -> Iterator[tuple[Floats, float
             uses = prices.use_CT[:, kind]
             least_L = (taken_CL[uses > 0] * uses[uses > 0, None]).min(axis=0, initial=np.inf)
             speeds_T[kind] = np.isfinite(least_L).sum() / max(float(least_L[np.isfinite(least_L)].sum()), 1e-300)
-        yield prices.use_CT.astype(float) @ speeds_T, float(prices.count_T @ speeds_T)
+        yield Paid(prices.use_CT.astype(float) @ speeds_T, float(prices.count_T @ speeds_T), by_work)
 
 
 @njit(cache=True, nogil=True)
-def _heads(times: Times) -> tuple[Floats, Floats, Floats]:
-    """The shortest ways to each cut; see `Heads`."""
+def _heads(times: Times, turns: bool) -> tuple[Floats, Floats, Floats]:
+    """The shortest ways to each cut; see `Heads`.
+
+    Args:
+        turns: whether two stages on one rank may be neighbours.
+    """
     C, L1 = times.forward_CL1.shape
-    G = times.wire_L1GG.shape[1]
+    W, _, G, _ = times.wire_WL1GG.shape
     there_L1G, round_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
     out_L1G, left_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
     there_L1G[0, :] = round_L1G[0, :] = 0.0
     for start in range(L1 - 1):
         for g in range(G):  # the stages before end here
             for h in range(G):
-                message = times.message_L1GG[start, g, h]
+                message = 0.0 if turns and g == h else times.message_WL1GG[0, start, g, h]
+                if W > 1:
+                    message = min(message, times.message_WL1GG[1, start, g, h])
                 there_L1G[start, h] = min(there_L1G[start, h], out_L1G[start, g] + message)
                 back = message if times.returns else 0.0
                 round_L1G[start, h] = min(round_L1G[start, h], left_L1G[start, g] + message + back)
@@ -227,17 +252,23 @@ def _heads(times: Times) -> tuple[Floats, Floats, Floats]:
 
 
 @njit(cache=True, nogil=True)
-def _fewest(times: Times, heads: Heads, asked: Asked) -> Floats:
-    """The least cost of plans of 1, 2, … stages that keep the limit, as far as is looked at; inf: of more than there is."""
-    L1, G = times.wire_L1GG.shape[:2]
-    found_S = np.full(len(asked.may_RC), np.inf)
+def _fewest(times: Times, heads: Heads, places: Places, paid: Paid, limit: float) -> Floats:
+    """The least cost of plans of 1, 2, … stages that keep the limit as far as is looked at; inf where there is none."""
+    _, L1, G, _ = times.wire_WL1GG.shape
+    found_S, latest = np.full(len(places.may_RC), np.inf), limit * (1.0 + _ROUNDING)
     # After a cut, where the stage before is of the class: the cheapest way, and the shortest of a microbatch and back.
     cost_L1G, round_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
     cost_L1G[L1 - 1, :] = round_L1G[L1 - 1, :] = 0.0
     for r in range(len(found_S)):
         here_L1G, way_L1G = np.full((L1, G), np.inf), np.full((L1, G), np.inf)
-        found_S[r] = _stages(times, heads, asked, r, (cost_L1G, round_L1G), (here_L1G, way_L1G))
-        if not _messages(times, heads, asked.limit, (here_L1G, way_L1G), (cost_L1G, round_L1G)):
+        asked = places.may_RC[r], paid, times.ahead_R[r], latest
+        found_S[r] = _stages(times, heads, asked, (cost_L1G, round_L1G), (here_L1G, way_L1G))
+        if places.shared_R[r] == 0:
+            cost_L1G[:], round_L1G[:] = here_L1G, way_L1G
+            continue
+        spare_GG = latest - (places.shared_R[r] - 1) * times.num_microbatches * times.least_GG
+        link = times.wire_WL1GG[places.way_R[r]], times.message_WL1GG[places.way_R[r]], times.num_microbatches
+        if not _messages(link, heads, (latest, spare_GG), (here_L1G, way_L1G), (cost_L1G, round_L1G)):
             break
     return found_S
 
@@ -246,16 +277,15 @@ def _fewest(times: Times, heads: Heads, asked: Asked) -> Floats:
 def _stages(
     times: Times,
     heads: Heads,
-    asked: Asked,
-    r: int,
+    asked: tuple[Mask, Paid, int, float],
     after: tuple[Floats, Floats],
     here: tuple[Floats, Floats],
 ) -> float:
-    """Fill the ways from stages that have r others after them; return the cost where such a stage is the first."""
-    (cost_L1G, round_L1G), (here_L1G, way_L1G) = after, here
-    latest, most = asked.limit * (1.0 + _ROUNDING), asked.have * (1.0 + _ROUNDING)
-    L1, B, ahead, first = len(cost_L1G), times.num_microbatches, times.ahead_R[r], np.inf
-    for c in np.flatnonzero(asked.may_RC[r]):
+    """Fill the ways from stages with so many after them; return the cost where such a stage is the first."""
+    (may_C, paid, ahead, latest), (cost_L1G, round_L1G), (here_L1G, way_L1G) = asked, after, here
+    most, first = paid.have * (1.0 + _ROUNDING), np.inf
+    L1, B = len(cost_L1G), times.num_microbatches
+    for c in np.flatnonzero(may_C):
         g, beside = times.class_C[c], times.pass_C[c]
         for stop in range(1, L1):
             if cost_L1G[stop, g] == np.inf:
@@ -266,12 +296,12 @@ def _stages(
                     break
                 there, back = heads.there_L1G[start, g], heads.round_L1G[start, g]
                 once = times.step_CL1[c, stop] - times.step_CL1[c, start] + times.step_C[c]
-                if times.fits_CLL1[c, start, stop] < (1 if asked.by_work else ahead) or there + work + once > latest:
+                if times.fits_CLL1[c, start, stop] < (1 if paid.by_work else ahead) or there + work + once > latest:
                     continue
                 forward = times.forward_CL1[c, stop] - times.forward_CL1[c, start] + beside
                 if back + work + max(0.0, round_L1G[stop, g] - (ahead - 1) * forward) > latest:
                     continue
-                cost = cost_L1G[stop, g] + asked.price_C[c] * ((work + once) / latest if asked.by_work else 1.0)
+                cost = cost_L1G[stop, g] + paid.price_C[c] * ((work + once) / latest if paid.by_work else 1.0)
                 if cost > most:
                     continue
                 if start == 0:
@@ -285,21 +315,28 @@ def _stages(
 
 @njit(cache=True, nogil=True)
 def _messages(
-    times: Times, heads: Heads, limit: float, here: tuple[Floats, Floats], after: tuple[Floats, Floats]
+    link: tuple[Floats, Floats, int],
+    heads: Heads,
+    until: tuple[float, Floats],
+    here: tuple[Floats, Floats],
+    after: tuple[Floats, Floats],
 ) -> bool:
-    """Fill the ways after each cut from those of the stages that begin there; return whether there is any."""
-    (here_L1G, way_L1G), (cost_L1G, round_L1G), B = here, after, times.num_microbatches
-    L1, G = here_L1G.shape
-    latest, is_any = limit * (1.0 + _ROUNDING), False
+    """Fill the ways after each cut from those of the stages that begin there; return whether there is any.
+
+    Args:
+        until: the limit, and what of it other cuts' messages between the same ranks leave.
+    """
+    (latest, spare_GG), (here_L1G, way_L1G), (cost_L1G, round_L1G) = until, here, after
+    (wire_L1GG, message_L1GG, B), (L1, G), is_any = link, here_L1G.shape, False
     cost_L1G[:], round_L1G[:] = np.inf, np.inf
     for cut in range(1, L1 - 1):
         for h in range(G):
             if here_L1G[cut, h] == np.inf:
                 continue
             for g in range(G):
-                message = times.message_L1GG[cut, g, h]
-                waits = message + (B - 1) * times.wire_L1GG[cut, g, h] + message
-                if heads.left_L1G[cut, g] + waits + way_L1G[cut, h] > latest:
+                message, wire = message_L1GG[cut, g, h], wire_L1GG[cut, g, h]
+                waits = message + (B - 1) * wire + message
+                if B * wire > spare_GG[g, h] or heads.left_L1G[cut, g] + waits + way_L1G[cut, h] > latest:
                     continue
                 cost_L1G[cut, g] = min(cost_L1G[cut, g], here_L1G[cut, h])
                 round_L1G[cut, g] = min(round_L1G[cut, g], way_L1G[cut, h] + 2.0 * message)
