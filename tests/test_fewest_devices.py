@@ -14,9 +14,9 @@ from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
 from dejavu.simulation.bound import Proof, simulated_lower_bound
-from dejavu.simulation.bound._balance import balance_seconds
-from dejavu.simulation.bound._fewest_devices import fewest_devices_seconds
 from dejavu.simulation.bound._prefix_sums import bound_problem
+from dejavu.simulation.bound.first.balance import balance_seconds
+from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
 from tests.conftest import some
 from tests.test_plans_by_nodes import posed, seconds_told_apart
 

@@ -25,7 +25,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation import simulate_plan
 from dejavu.simulation._action_table import action_table
-from dejavu.simulation.bound import simulated_lower_bound
+from dejavu.simulation.bound import Proof, simulated_lower_bound
 from dejavu.simulation.bound._chain import table, weights
 from dejavu.simulation.bound._chain_walk import _fill_times
 from dejavu.simulation.bound._dual import back_after, times_of
@@ -202,7 +202,8 @@ def test_what_bounds_count_of_a_plan_is_no_more_than_it_takes(nodes: str, schedu
         seconds = seconds_told_apart(told, plan) * (1 + 1e-9)
         longest, path = longest_path(order, times)
         assert longest <= seconds
-        back_S, alive = back_after(order, problem.prices), Place(problem, schedule, len(stop_S), 0.0)._fitting(order)
+        place = Place(problem, schedule, len(stop_S), 0.0, Proof.BALANCE)
+        back_S, alive = back_after(order, problem.prices), place._fitting(order)
         alone = np.zeros_like(alive)
         alone[range(len(stop_S)), how_S, np.append(0, stop_S[:-1]), stop_S] = True
         for line in (path, *busy_lines(order), *drained_lines(order)):

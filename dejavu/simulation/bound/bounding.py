@@ -16,10 +16,10 @@ from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
-from dejavu.simulation.bound._balance import balance_seconds
-from dejavu.simulation.bound._fewest_devices import fewest_devices_seconds
 from dejavu.simulation.bound._plan_family import Faster, Place
 from dejavu.simulation.bound._prefix_sums import BoundProblem, RankChoices, bound_problem
+from dejavu.simulation.bound.first.balance import balance_seconds
+from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
 from dejavu.simulation.bound.proof import Proof
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
