@@ -29,7 +29,7 @@ MOST_BLOCKS, MOST_SIZE = 100_000, 10_000_000  # of a model, and a width or numbe
 
 # What a stage keeps beside its layers (`runtime.training.Layers`); a test holds the two together.
 _OF_STAGES = {"start", "recompute", "offload", "seed", "autocast", "step", "microbatch", "first_example", "sequence"}
-_OF_STAGES |= {"besides", "in_parts", "computes_in", "fixed", "_last", "_is_last", "_own_buffers"}
+_OF_STAGES |= {"besides", "in_parts", "computes_in", "fixed", "_last", "_is_last", "_own_buffers", "_draws"}
 _OF_TORCH = nn.Sequential()
 
 
