@@ -13,7 +13,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
-from dejavu.simulation.bound import Proof, simulated_lower_bound
+from dejavu.simulation.bound import Proof, RankChoices, simulated_lower_bound
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.simulation.bound.first.balance import balance_seconds
 from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
@@ -36,8 +36,12 @@ def least_by_ranks(priced: PricedProblem, name: str) -> dict[int, float]:
 
 
 def with_slow_links(priced: PricedProblem, seconds: float) -> PricedProblem:
-    latency_CC = priced.problem.link_latency_seconds_CC + seconds
-    return replace(priced, problem=replace(priced.problem, link_latency_seconds_CC=latency_CC))
+    """Links that are as slow in either direction, and so much slower."""
+    problem = priced.problem
+    latency_CC = np.maximum(problem.link_latency_seconds_CC, problem.link_latency_seconds_CC.T) + seconds
+    per_byte_CC = np.maximum(problem.link_seconds_per_byte_CC, problem.link_seconds_per_byte_CC.T)
+    slow = replace(problem, link_latency_seconds_CC=latency_CC, link_seconds_per_byte_CC=per_byte_CC)
+    return replace(priced, problem=slow)
 
 
 def with_long_ends(priced: PricedProblem, factor: float) -> PricedProblem:
@@ -49,7 +53,10 @@ def with_long_ends(priced: PricedProblem, factor: float) -> PricedProblem:
 
 
 def bounds(priced: PricedProblem, name: str, num_ranks: int, best_seconds: float) -> np.ndarray:
-    problem = bound_problem(priced, best_seconds)
+    """Where the order of ranks turns, as of plans whose ranks may have some configurations alone: any, here."""
+    every = np.ones(len(priced.problem.configurations), np.bool_)
+    turns = SCHEDULES[name].placement != "loop"
+    problem = bound_problem(priced, best_seconds, RankChoices(*[every] * 4) if turns else None)
     return fewest_devices_seconds(problem, name, np.zeros(num_ranks), best_seconds)
 
 

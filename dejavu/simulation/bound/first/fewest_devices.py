@@ -25,7 +25,7 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 from dejavu.simulation.bound._prefix_sums import BoundProblem
 
-_MOST_STEPS = 300_000_000  # of the loops for one limit, about; with more nothing is asked
+_MOST_STEPS = 150_000_000  # of the loops for one limit, about; with more nothing is asked
 _MOST_LIMITS = 40
 _NEAR = 1.01  # limits are tried until bounds are known so well, the least first
 _ROUNDING = 1e-9  # what is as little above a limit may be another order of summing
@@ -119,8 +119,10 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     kind = named(SCHEDULES, schedule)
     each, num_ranks = kind.stages_per_rank, len(floor_P)
     C, L = problem.prices.sum_5CL1.shape[1], problem.priced.problem.num_layers
-    levels = num_ranks if each == 1 else each * num_ranks * (num_ranks + 1) / 2
+    levels = each * num_ranks * (1 if problem.choices is None else (num_ranks + 1) / 2)
     if not num_ranks or not np.isfinite(best_seconds) or C * L * L * levels > _MOST_STEPS:
+        return floor_P
+    if problem.choices is None and kind.placement != "loop":  # where the order of ranks turns is not known at once
         return floor_P
     times = _times(problem, kind, num_ranks)
     heads = Heads(*_heads(times, kind.placement != "loop"))
@@ -129,7 +131,7 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
     for _ in range(_MOST_LIMITS):
         is_late_P = low_P >= limit
         for ranks, places in together:
-            if not is_late_P[ranks].all():
+            if ((low_P[ranks] < limit) & (limit < high_P[ranks])).any():
                 for paid in prices:
                     fewest_S = _fewest(times, heads, places, paid, limit)
                     is_late_P[ranks] |= np.isinf(fewest_S[each - 1 :: each][ranks])
@@ -148,16 +150,15 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
 def _together(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Iterator[tuple[slice, Places]]:
     """Yield which numbers of ranks are looked at together, and the places of their stages."""
     each, C = kind.stages_per_rank, len(problem.prices.class_C)
-    if each == 1 and problem.choices is None:
-        ones = np.ones(num_ranks, np.int64)
-        yield slice(num_ranks), Places(np.ones((num_ranks, C), np.bool_), ones, 0 * ones)
+    if problem.choices is None:
+        ones = np.ones(num_ranks * each, np.int64)
+        yield slice(num_ranks), Places(np.ones((num_ranks * each, C), np.bool_), ones, 0 * ones)
         return
     is_directed = problem.prices.message_L1GGM.shape[3] > 3
     for ranks in range(1, num_ranks + 1):
         S = ranks * each
         rank_S = [kind.rank_of(s, S) for s in range(S)]
-        any_C = np.ones(C, np.bool_)
-        may = [problem.choices.of(rank, ranks) if problem.choices else any_C for rank in rank_S]
+        may = [problem.choices.of(rank, ranks) for rank in rank_S]
         ends = [frozenset(pair) for pair in itertools.pairwise(rank_S)]
         number = Counter(ends)
         shared = [1, *(number[pair] if len(pair) == 2 else 0 for pair in ends)]
