@@ -1,4 +1,4 @@
-"""A bound that asks how few devices would do: with how many could every rank and every link be done within a limit?
+"""A bound that asks how few devices would do for every rank and every link to do its part within a limit.
 
 Where the fewest are more than there are, no plan's step is within the limit. Each stage and each message has to be done
 in time with the least that must come before it and after it; so plans are built from their last stage on, with only two
