@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,26 +96,18 @@ def dejavu(
     """
     # Imports of seconds stand here, so that a run is Running before them.
     with gc_frozen():
-        from dejavu.launch.launcher import torchrun_line
-        from dejavu.report import ReportData
         from dejavu.runtime.job.resume import job_to_record, tell_of_page
         from dejavu.workload.pretrained import check_pretrained
         from flows.initialize import initialize
         from flows.inputs import local_training, read_resume, workload_of
         from flows.plan import plan
+        from flows.planned import against_baseline
         from flows.profiling import profile
         from flows.session import session
-        from flows.train import record_complete
-        from flows.train import train as train_job
+        from flows.train import record_complete, train_planned
         from tasks.recording import record_report
         from tasks.shown import show_tracked
-        from tasks.training import (
-            measure_against_baseline,
-            needed_bytes,
-            prepare_training,
-            remember_times,
-            resume_training,
-        )
+        from tasks.training import remember_times
 
     resume = local_training(_begun(resume) if train else resume, train=train)
     if _takes_its_own(resume, workload):
@@ -136,46 +127,19 @@ def dejavu(
             planned = planned.with_trained(complete)
         comparison = None
         if train and not resume and not dask:
-            folder = here.work / "comparisons"
-            comparison = measure_against_baseline(
-                planned.workload, planned.binding, planned.bound.step_seconds, planned.baseline, folder
-            )
-            if comparison is not None and comparison.is_slower:
-                planned = planned.with_baseline()
-        found = ReportData(
-            workload=planned.workload,
-            cluster=here.cluster,
-            choice=planned.choice,
-            binding=planned.binding,
-            bound=planned.bound,
-            step_seconds_without_feedback=planned.step_seconds_without_feedback,
-            comparison=comparison,
-        )
-        if train:
+            planned, comparison = against_baseline(planned, here)
+        found = planned.report(here.cluster, comparison)
+        if not train:
+            record_report(here.run, found)
+        else:
             tried = None if resume else initialize(workload, cluster, dask)  # independent of the plan, so reusable
             if complete is not None:
-                job, trained = complete, record_complete(complete, here)
+                trained = record_complete(complete, here)
             else:
-                if resume:
-                    job = resume_training(planned.workload, planned.binding, here.project / resume)
-                else:
-                    folder = here.work / "runs" / str(flow_run.id)
-                    job = prepare_training(planned.workload, planned.binding, tried, folder)
-                tell_of_page(job.folder, is_due=True)
-                needed = needed_bytes(job.workload, planned.binding, planned.bound.price)
-                trained = train_job(job.folder, cluster, dask, needed, remembers=False)
-            found = replace(
-                found,
-                workload=job.workload,
-                tried=tried,
-                training=trained.result.of_its_plan,
-                migrations=trained.result.migrations,
-                torchrun_line="" if dask else torchrun_line(job),
-                reference_difference=trained.reference_difference,
-            )
-        record_report(here.run, found)
-        if train:
-            remember_times(job, trained.result, trained.graph, here.database, here.cluster)
-            tell_of_page(job.folder, is_due=False)
+                trained = train_planned(planned, tried, resume, cluster, dask, here)
+            found = trained.on_page(found, tried, dask)
+            record_report(here.run, found)
+            remember_times(trained.job, trained.result, trained.graph, here.database, here.cluster)
+            tell_of_page(trained.job.folder, is_due=False)
         show_tracked(here.run)
         return Outcome(found, here.run.artifact_folder, here.run.address)

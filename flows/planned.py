@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dejavu.binding.binding import Binding
-from dejavu.cluster import this_machine
+from dejavu.cluster import Cluster, this_machine
 from dejavu.cost.priced_problem import as_planned
 from dejavu.foundation.errors import InputError
+from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
+from dejavu.report import ReportData
 from dejavu.runtime.job import TrainingJob
 from dejavu.workload import Workload
 from flows.session import Session
@@ -18,7 +20,7 @@ from tasks.planning import bind_stages, choose_plan, say_choice, without_memory
 from tasks.pricing import capture_model, measure_what_is_missing
 from tasks.recording import record_choice
 from tasks.shown import show_choice
-from tasks.training import BoundBaseline
+from tasks.training import BoundBaseline, measure_against_baseline
 
 MOST_MEASURED = 2  # further microbatch sizes in one run
 
@@ -39,6 +41,18 @@ class Planned(NamedTuple):
     workload: Workload
     baseline: BoundBaseline | None
     step_seconds_without_feedback: float
+
+    def report(self, cluster: Cluster, comparison: Comparison | None) -> ReportData:
+        """Return what the page shows of it."""
+        return ReportData(
+            workload=self.workload,
+            cluster=cluster,
+            choice=self.choice,
+            binding=self.binding,
+            bound=self.bound,
+            step_seconds_without_feedback=self.step_seconds_without_feedback,
+            comparison=comparison,
+        )
 
     def with_baseline(self) -> Planned:
         """Return the baseline in the plan's place, where it was measured to be faster."""
@@ -86,6 +100,15 @@ def planned(request: PlanRequest, here: Session, *, measure: bool) -> Planned:
         baseline=_bound_baseline(choice, request.workload),
         step_seconds_without_feedback=without_memory(choice, binding),
     )
+
+
+def against_baseline(found: Planned, here: Session) -> tuple[Planned, Comparison | None]:
+    """Measure the plan beside the best baseline, which takes its place where it is faster; None: not measured."""
+    seconds, folder = found.bound.step_seconds, here.work / "comparisons"
+    comparison = measure_against_baseline(found.workload, found.binding, seconds, found.baseline, folder)
+    if comparison is not None and comparison.is_slower:
+        return found.with_baseline(), comparison
+    return found, comparison
 
 
 def _bound_baseline(choice: Choice, workload: Workload) -> BoundBaseline | None:

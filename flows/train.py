@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,10 @@ from flows.parameters import ClusterFile, DaskWorkers
 
 if TYPE_CHECKING:
     from dejavu.graphs.graph import Graph
+    from dejavu.report import ReportData
     from dejavu.runtime.job import TrainingJob, TrainingResult
+    from dejavu.trials import Trials
+    from flows.planned import Planned
     from flows.session import Session
 
 
@@ -27,9 +31,24 @@ class Trained(NamedTuple):
         graph: of its layers.
     """
 
+    job: TrainingJob
     result: TrainingResult
     reference_difference: float | None
     graph: Graph
+
+    def on_page(self, planned: ReportData, tried: Trials | None, dask: str) -> ReportData:
+        """Return what the page shows of the plan, of the trials and of this training."""
+        from dejavu.launch.launcher import torchrun_line
+
+        return replace(
+            planned,
+            workload=self.job.workload,
+            tried=tried,
+            training=self.result.of_its_plan,
+            migrations=self.result.migrations,
+            torchrun_line="" if dask else torchrun_line(self.job),
+            reference_difference=self.reference_difference,
+        )
 
 
 def _run_name() -> str:
@@ -81,7 +100,7 @@ def train(
         if here.jobs is not None:
             here.jobs.wait_for_all(here.log.info)
         result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, here.dask, here.log)
-        trained = Trained(result, compare_with_one_process(job, result, here.work / "trials"), graph)
+        trained = Trained(job, result, compare_with_one_process(job, result, here.work / "trials"), graph)
         if remembers:
             remember_times(job, result, graph, here.database, here.cluster)
         return trained
@@ -100,4 +119,20 @@ def record_complete(job: TrainingJob, here: Session) -> Trained:
     record_training(here.project, Path(job.folder))
     result = record_trained(here.run, job, here.log)
     difference = compare_with_one_process(job, result, here.work / "trials")
-    return Trained(result, difference, capture_model(job.workload, here.cluster))
+    return Trained(job, result, difference, capture_model(job.workload, here.cluster))
+
+
+def train_planned(
+    planned: Planned, tried: Trials | None, resume: str, cluster: str, dask: str, here: Session
+) -> Trained:
+    """Train what is planned in the run's own folder, from the winning trial; or go on with the training to resume."""
+    from dejavu.runtime.job.resume import tell_of_page
+    from tasks.training import needed_bytes, prepare_training, resume_training
+
+    if resume:
+        job = resume_training(planned.workload, planned.binding, here.project / resume)
+    else:
+        job = prepare_training(planned.workload, planned.binding, tried, here.work / "runs" / str(flow_run.id))
+    tell_of_page(job.folder, is_due=True)
+    needed = needed_bytes(job.workload, planned.binding, planned.bound.price)
+    return train(job.folder, cluster, dask, needed, remembers=False)
