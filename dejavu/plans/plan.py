@@ -354,8 +354,7 @@ class Plan:
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """Which stages each pipeline rank runs; one each under most schedules."""
-        schedule, S = named(SCHEDULES, self.schedule), len(self.stages)
-        return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
+        return named(SCHEDULES, self.schedule).ranks(len(self.stages))
 
     @property
     def seats(self) -> tuple[Stage, ...]:

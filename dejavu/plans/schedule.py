@@ -90,7 +90,19 @@ class Schedule:
 
     def stages_of(self, rank: int, num_stages: int) -> tuple[int, ...]:
         """Return the stages of a pipeline rank, in the model's order."""
-        return tuple(stage for stage in range(num_stages) if self.rank_of(stage, num_stages) == rank)
+        return self.ranks(num_stages)[rank]
+
+    def ranks(self, num_stages: int) -> tuple[tuple[int, ...], ...]:
+        """Return the stages of every pipeline rank, in the model's order."""
+        return _ranks(self, num_stages)
+
+
+@lru_cache(maxsize=1024)
+def _ranks(schedule: Schedule, num_stages: int) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in range(schedule.num_ranks(num_stages))]
+    for stage in range(num_stages):
+        found[schedule.rank_of(stage, num_stages)].append(stage)
+    return tuple(map(tuple, found))
 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int) -> int:

@@ -81,7 +81,7 @@ def every_stage_is_on_one_rank(schedule: Schedule) -> None:
     """And a rank runs so many as the schedule says."""
     for ranks in range(1, MOST_RANKS + 1):
         S = ranks * schedule.stages_per_rank
-        own = [schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S))]
+        own = schedule.ranks(S)
         expect(sorted(s for row in own for s in row) == list(range(S)), f"{schedule.name}: {S} stages are run as {own}")
         expect({len(row) for row in own} == {schedule.stages_per_rank}, f"{schedule.name}: ranks run {own}")
 
