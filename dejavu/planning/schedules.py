@@ -11,6 +11,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
+from dejavu.plans.cutting import fastest_cuts
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import CHIMERA, OF_FEW, SCHEDULES
 from dejavu.plans.stage_costs import HAIR, AdditiveCosts
@@ -86,37 +87,8 @@ def cut_evenly(priced: PricedProblem, configurations: Sequence[StageConfiguratio
         InputError: in every cut a stage has a layer that it cannot run.
     """
     seconds_CL = priced.forward_seconds_CL + priced.backward_seconds_CL
-    bounds = _fastest_bounds(np.stack([seconds_CL[priced.problem.index(c)] for c in configurations]))
+    bounds = fastest_cuts(np.stack([seconds_CL[priced.problem.index(c)] for c in configurations]))
     return tuple(Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), configurations, strict=True))
-
-
-def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
-    """Return the cuts into S stages, in order, that minimize the slowest stage, by dynamic programming.
-
-    Raises:
-        InputError: in every cut a stage has a layer that it cannot run.
-    """
-    S, L = seconds_SL.shape
-    runs_SL = np.isfinite(seconds_SL)
-    # Layers that cannot run are counted, and not summed: a difference of infinite sums is none.
-    sums_SL1, blocked_SL1 = (
-        np.pad(np.cumsum(one_SL, axis=1), ((0, 0), (1, 0))) for one_SL in (np.where(runs_SL, seconds_SL, 0.0), ~runs_SL)
-    )
-    best_L1 = np.where(np.arange(L + 1) == 0, 0.0, np.inf)
-    start_SL1 = np.zeros((S, L + 1), dtype=np.int64)
-    apart = np.triu(np.ones((L + 1, L + 1), dtype=bool), 1)  # [start, stop]
-    for s in range(S):
-        stage = sums_SL1[s][None, :] - sums_SL1[s][:, None]
-        can_run = apart & (blocked_SL1[s][None, :] == blocked_SL1[s][:, None])
-        slowest = np.where(can_run, np.maximum(best_L1[:, None], stage), np.inf)
-        start_SL1[s] = slowest.argmin(axis=0)
-        best_L1 = slowest.min(axis=0)
-    if not np.isfinite(best_L1[L]):
-        raise InputError(f"no cut into {S} stages gives each layers that its devices can run")
-    bounds = [L]
-    for s in reversed(range(S)):
-        bounds.append(int(start_SL1[s, bounds[-1]]))
-    return bounds[::-1]
 
 
 def _parts_a_pass(plan: Plan, schedule: str) -> bool:

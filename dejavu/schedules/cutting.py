@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import plural
+from dejavu.plans.cutting import fastest_cuts
 from dejavu.simulation import StageSeconds
 
 _ADDED = ("forward_seconds", "backward_seconds", "per_step_seconds", "activation_bytes", "fixed_bytes")
@@ -24,19 +27,8 @@ def cut_evenly(layers: Sequence[StageSeconds], num_stages: int) -> tuple[StageSe
     if not 1 <= num_stages <= L:
         what = f"{plural(L, 'layer')} in {plural(num_stages, 'stage')}"
         raise InputError(f"{what}; wanted at least one stage, and a layer for each")
-    sums = [0.0]
-    for layer in layers:
-        sums.append(sums[-1] + layer.forward_seconds + layer.backward_seconds)
-    best, starts = [0.0] + [float("inf")] * L, list[list[int]]()
-    for _ in range(num_stages):
-        after, start = [float("inf")] * (L + 1), [0] * (L + 1)
-        for stop in range(1, L + 1):
-            after[stop], start[stop] = min((max(best[a], sums[stop] - sums[a]), a) for a in range(stop))
-        best, starts = after, [*starts, start]
-    bounds = [L]
-    for start in reversed(starts):
-        bounds.append(start[bounds[-1]])
-    bounds.reverse()
+    seconds_L = np.array([layer.forward_seconds + layer.backward_seconds for layer in layers])
+    bounds = fastest_cuts(np.tile(seconds_L, (num_stages, 1)))
     return tuple(_together(layers[a:b]) for a, b in itertools.pairwise(bounds))
 
 

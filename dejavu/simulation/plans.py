@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 from dejavu.foundation.registry import named
-from dejavu.plans import Plan, Price, price
+from dejavu.plans import Plan, Price, Stage, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
@@ -73,7 +73,8 @@ def stages_of(priced: PricedProblem, plan: Plan, sum_seconds: Sequence[float] | 
         sum_seconds: as of `simulate_plan`.
     """
     problem, rows, splits = priced.problem, [], named(SCHEDULES, plan.schedule).splits_backward
-    for s, stage in enumerate(plan.seats):
+    seats = plan.seats
+    for s, stage in enumerate(seats):
         forward, backward = priced.passes_seconds(stage)
         once = problem.costs.per_step_seconds(stage.start, stage.stop, problem.index(stage.configuration))
         beside = _overhead(priced, stage.configuration.device_type).pass_seconds
@@ -81,7 +82,9 @@ def stages_of(priced: PricedProblem, plan: Plan, sum_seconds: Sequence[float] | 
         parts = (0.0, backward) if stage.start == 0 else priced.parts_seconds(stage)
         needed = problem.costs.stage_bytes(stage.start, stage.stop, problem.index(stage.configuration))
         if plan.both_ways:
-            once += sum_seconds[s] if sum_seconds else _seconds_to_other_copy(priced, plan, s)
+            once += (
+                sum_seconds[s] if sum_seconds else _seconds_to_other_copy(priced, stage, seats[s - len(plan.stages)])
+            )
         each = priced.slices_seconds(stage)
         rows.append(
             StageSeconds(
@@ -139,14 +142,14 @@ def both_ways_seconds(priced: PricedProblem, plan: Plan) -> float:
     return sum(passes) / 2 + messages + (min(B, P) / 2 - 1 + max(B - P, 0)) * busiest + once
 
 
-def _seconds_to_other_copy(priced: PricedProblem, plan: Plan, seat: int) -> float:
+def _seconds_to_other_copy(priced: PricedProblem, stage: Stage, other_copy: Stage) -> float:
     """Price the sum of a stage's gradients over its two holders: each sends the other half of them, and a half back.
 
     Between CPUs all of them at once (`runtime.replicas.sum_gradients`): as many bytes, and a latency less.
     """
-    problem, pair = priced.problem, (plan.seats[seat], plan.seats[seat - len(plan.stages)])
-    c, other = (problem.index(one.configuration) for one in pair)
-    size = float(priced.gradient_bytes_L[pair[0].start : pair[0].stop].sum())
+    problem = priced.problem
+    c, other = (problem.index(one.configuration) for one in (stage, other_copy))
+    size = float(priced.gradient_bytes_L[stage.start : stage.stop].sum())
     latency, per_byte = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
     return float(2 * latency[c, other] + size * per_byte[c, other]) / priced.accumulate  # which links count
 

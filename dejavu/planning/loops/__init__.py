@@ -12,11 +12,12 @@ from types import ModuleType
 from dejavu.foundation.compiled import compiling_elsewhere, has_compiled
 from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
+from dejavu.plans import cutting
 from dejavu.search import exact, feasible, pipedream
 from dejavu.simulation import bound
 
 # Each takes half of the time. Loops of exact and feasible are the same in part.
-TOGETHER: tuple[tuple[ModuleType, ...], ...] = ((bound, pipedream), (exact, feasible))
+TOGETHER: tuple[tuple[ModuleType, ...], ...] = ((bound, pipedream), (exact, feasible, cutting))
 
 
 def load_compiled_loops() -> None:
