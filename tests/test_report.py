@@ -58,6 +58,7 @@ from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from tasks.recording import _figures_of
+from tests.conftest import some
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 NUM_TRIALS, TRIAL_STEPS, NUM_STEPS = 6, 8, 30
@@ -80,9 +81,9 @@ def make_cluster(num_devices: int, assumptions=("Between <devices>: 1 GB/s, nomi
     return Cluster(name="desk", groups=(group,), device_types={"core": core}, links_between={}, assumptions=assumptions)
 
 
-def make_table(num_layers: int, seed: int = 0) -> CostTable:
+def make_table(num_layers: int, seed: int = 0, alike: bool = False) -> CostTable:
     random = np.random.default_rng(seed)
-    forward = random.uniform(1e-3, 4e-3, (num_layers, 1))
+    forward = np.full((num_layers, 1), 2e-3) if alike else random.uniform(1e-3, 4e-3, (num_layers, 1))
     source = np.full((num_layers, 1), "measured", dtype=object)
     source[:2] = "roofline"
 
@@ -178,10 +179,14 @@ class Given(Prices):
 
 
 @cache
-def make_choice(num_layers: int, num_devices: int, schedule: str, named: bool = False) -> Choice:
-    """A real planner's, for tables by hand."""
+def make_choice(
+    num_layers: int, num_devices: int, schedule: str, named: bool = False, *, alike: bool = False
+) -> Choice:
+    """A real planner's, for tables by hand: layers that differ, or many that are alike."""
     workload = Workload().model_copy(update={"schedule": schedule if named else "auto"})
-    cluster, table = make_cluster(num_devices), make_table(num_layers)
+    if alike:
+        workload = workload.model_copy(update={"batch_size": 1024, "num_microbatches": 512})
+    cluster, table = make_cluster(num_devices), make_table(num_layers, alike=alike)
     problem = make_problem(table, cluster, workload)
     forward, backward = table.forward.seconds_LD.T, table.backward.seconds_LD.T
     priced = PricedProblem(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
@@ -634,6 +639,36 @@ def test_a_stage_of_one_layer_has_one_number(num_layers: int) -> None:
         plan = Plan(tuple(Stage(a, b, StageConfiguration("core")) for a, b in spans), "1f1b", 8)
         table = stages_table(replace(choice, chosen=choice.candidate(plan)))
         assert list(table.columns[0].cells) == [f"{a}" if b == a + 1 else f"{a}–{b - 1}" for a, b in spans]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "looped_bfs", "zbv"])
+@pytest.mark.parametrize("num_layers", some([15, 16, 17, 18, 40, 257], often=[16, 17, 40]))
+def test_a_plan_of_any_length_is_a_screen_and_says_each_stage_once(schedule: str, num_layers: int) -> None:
+    """Of many stages those alike share a row, with all their layers, ranks and the most that one of them holds."""
+    choice, ranks = (
+        make_choice(num_layers, num_layers, "1f1b", alike=True),
+        num_layers // SCHEDULES[schedule].stages_per_rank,
+    )
+    S = ranks * SCHEDULES[schedule].stages_per_rank
+    spans = [*itertools.pairwise((*range(S), num_layers))]  # the last one may be longer
+    plan = Plan(
+        tuple(Stage(a, b, StageConfiguration("core")) for a, b in spans), schedule, choice.plan.num_microbatches
+    )
+    chosen = choice.candidate(plan)
+    columns = [list(map(str, column.cells)) for column in stages_table(replace(choice, chosen=chosen)).columns]
+    assert len(columns[0]) == S if S <= 16 else len(columns[0]) <= 9
+    bounds = [row.split("–") for row in columns[0]]
+    said = [layer for row in bounds for layer in range(int(row[0]), int(row[-1]) + 1)]
+    assert said == list(range(num_layers))
+    counted = [re.search(r", (\d+) stages? of", row) for row in columns[1]]
+    assert sum(int(found[1]) if found else 1 for found in counted) == S
+    most = max(max(0.0, held) for held, _ in choice.held(chosen))
+    assert any(cell.endswith(format_bytes(most)) for cell in columns[4])
+    if schedule != "1f1b":
+        ends = [re.search(r"\(ranks? (\d+)(?: to (\d+))?\)", row) for row in columns[2]]
+        found = [(int(row[1]), int(row[2] or row[1])) for row in ends if row]
+        listed = [r for a, b in found for r in (range(a, b + 1) if a <= b else range(a, b - 1, -1))]
+        assert listed == [SCHEDULES[schedule].rank_of(s, S) for s in range(S)]
 
 
 def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):

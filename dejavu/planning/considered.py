@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
 from dejavu.foundation.tables import print_whole
-from dejavu.foundation.units import format_bound, format_bytes, format_seconds, in_microbatches
+from dejavu.foundation.units import format_bound, format_bytes, format_seconds, in_microbatches, plural
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
@@ -27,8 +30,10 @@ from dejavu.planning.sentences import (
     what_was_gained,
     which_way,
 )
+from dejavu.plans import Plan
 
 WIDTH_COLUMNS = 100
+MOST_STAGES = 16  # each with a row of its own
 
 
 def print_choice(choice: Choice) -> None:
@@ -90,10 +95,10 @@ def none_below(choice: Choice, row: Considered) -> str:
 
 
 def stages_table(choice: Choice) -> Table:
-    """Tabulate the chosen plan, stage by stage."""
-    plan, found = choice.plan, choice.chosen.price
+    """Tabulate the chosen plan, stage by stage; of many stages, those alike that follow each other in one row."""
+    plan, found, accumulate = choice.plan, choice.chosen.price, choice.priced.accumulate
     table = Table(
-        title=f"chosen: {plan.schedule_name}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}",
+        title=f"chosen: {plan.schedule_name}, {in_microbatches(plan.num_microbatches, accumulate)}",
         title_justify="left",
     )
     table.add_column("layers", no_wrap=True)
@@ -103,17 +108,43 @@ def stages_table(choice: Choice) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     names, held = choice.priced.problem.layers, choice.held(choice.chosen)
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
-    for s, stage in enumerate(plan.stages):
-        where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""
+    times = [format_seconds(seconds * plan.num_slices / accumulate) for seconds in found.stage_seconds]
+    for alike in _rows_of_stages(plan, times):
+        first, last = plan.stages[alike[0]], plan.stages[alike[-1]]
+        together = replace(first, stop=last.stop)
+        layers = (
+            names[first.start] if together.stop == first.start + 1 else f"{names[first.start]} … {names[last.stop - 1]}"
+        )
+        each = f", {plural(len(alike), 'stage')} of {plural(first.stop - first.start, 'layer')}"
+        ranks = f"ranks {rank_of[alike[0]]} to {rank_of[alike[-1]]}" if len(alike) > 1 else f"rank {rank_of[alike[0]]}"
+        peaks, free = [held[rank_of[s]][0] for s in alike], [held[rank_of[s]][1] - held[rank_of[s]][0] for s in alike]
         table.add_row(
-            stage.numbers,
-            names[stage.start] if stage.stop == stage.start + 1 else f"{names[stage.start]} … {names[stage.stop - 1]}",
-            f"{stage.configuration}{where}",
-            format_seconds(found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate),
-            format_bytes(held[rank_of[s]][0]),
-            format_bytes(held[rank_of[s]][1] - held[rank_of[s]][0]),
+            together.numbers,
+            layers + (each if len(alike) > 1 else ""),
+            f"{first.configuration} ({ranks})" if len(plan.ranks) < len(plan.stages) else str(first.configuration),
+            times[alike[0]],
+            _at("≤", peaks, max(peaks)),
+            _at("≥", free, min(free)),
         )
     return table
+
+
+def _rows_of_stages(plan: Plan, times: Sequence[str]) -> list[list[int]]:
+    """Return which stages share a row: of many, those on ranks that follow each other and differ in memory alone."""
+
+    def what(s: int) -> tuple[object, ...]:
+        stage = plan.stages[s]
+        return stage.configuration, stage.stop - stage.start, times[s], s // len(plan.ranks)
+
+    stages = range(len(plan.stages))
+    if len(stages) <= MOST_STAGES:
+        return [[s] for s in stages]
+    return [list(alike) for _, alike in itertools.groupby(stages, what)]
+
+
+def _at(sign: str, sizes: Sequence[float], shown: float) -> str:
+    """Write a size, after the sign where not all are written so."""
+    return format_bytes(shown) if len(set(map(format_bytes, sizes))) == 1 else f"{sign} {format_bytes(shown)}"
 
 
 def _shown(choice: Choice) -> list[Considered]:
