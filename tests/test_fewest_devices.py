@@ -124,6 +124,31 @@ def test_every_microbatch_has_to_cross_the_link(name: str) -> None:
     pytest.fail(f"{tried} problems were tried; wanted 6")
 
 
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_two_types_with_a_slow_link_between_are_two_clusters(name: str) -> None:
+    """Of plans within what a message takes over it: devices' prices alone allow half a plan on each."""
+    tried, once_less = 0, 0
+    for seed in range(700, 760):
+        priced = small_priced(seed)
+        problem, kinds = priced.problem, [one.device_type for one in priced.problem.configurations]
+        if len(set(kinds)) == 1 or count(priced, MOST_PLANS + 1) > MOST_PLANS:
+            continue
+        is_between_CC = np.array(kinds)[:, None] != np.array(kinds)
+        slow_CC = np.where(is_between_CC, 1e9, problem.link_latency_seconds_CC)
+        slow = replace(priced, problem=replace(problem, link_latency_seconds_CC=slow_CC))
+        if not (least := least_by_ranks(slow, name)) or min(least.values()) > 1e8:  # too little memory on each
+            continue
+        best_seconds = 1.5 * min(least.values())
+        found_P = bounds(slow, name, max(least), best_seconds)
+        assert all(found_P[ranks - 1] <= seconds * (1 + 1e-9) for ranks, seconds in least.items()), seed
+        of_each = [slow.of([c for c, one in enumerate(kinds) if one == kind]) for kind in sorted(set(kinds))]
+        alone_P = np.min([bounds(one, name, max(least), best_seconds) for one in of_each], axis=0)
+        np.testing.assert_allclose(found_P, alone_P, rtol=0.03)
+        once_less += bounds(priced, name, max(least), best_seconds).min() < 0.9 * found_P.min()
+        tried += 1
+    assert tried >= 8 and once_less >= 4
+
+
 @pytest.mark.parametrize("schedule", some(("1f1b", "interleaved_1f1b", "zbv", "hanayo"), ["1f1b", "zbv"]))
 def test_no_plan_told_apart_by_nodes_is_faster(schedule: str, tmp_path: Path) -> None:
     prices, priced = posed("two nodes of two", tmp_path, replicas=2)

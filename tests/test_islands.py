@@ -15,6 +15,11 @@ import numpy as np
 import pytest
 
 from dejavu.binding import BindError
+from dejavu.binding.binder import _placements
+from dejavu.binding.binding_prices import BindingPrices
+from dejavu.binding.draws import random_places
+from dejavu.binding.link_prices import message_seconds
+from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cluster.islands import MOST_ISLANDS, Island, between_links, told_apart, told_apart_in
 from dejavu.cost.collectives.inside_stages import between_link, inside_link
@@ -26,6 +31,7 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import PlanError
 from dejavu.report.charts import convergence_chart
+from dejavu.simulation import simulate_plan
 from dejavu.simulation.bound import simulated_lower_bound
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.what_if.own_plan import OwnPlan, price_own_plan
@@ -303,6 +309,58 @@ def test_no_plan_of_any_part_is_simulated_below_what_is_proved_of_all_together(
     of_parts = [simulated_lower_bound(priced, **asked) for priced in prices.problems(count)]
     if all(not one.can_rise for one in of_parts):
         assert proved >= min(one.seconds for one in of_parts) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_messages_of_a_stage_on_several_islands_are_proved_to_take_no_longer_than_they_do(
+    name: str, tmp_path: Path
+) -> None:
+    """On their devices, of all pairs of nodes the slowest counts; and no less where a stage must be on several."""
+    cluster = cluster_of(tmp_path, *SITES[name])
+    prices, raised = prices_of(cluster, tmp_path), 0
+    joint, whole = prices.of_all_parts(4), prices.problems(4)[0]
+    assert joint is not None
+    drawn = plans_of(whole, np.random.default_rng(6), 200)
+    for plan in (one for one in drawn if one.cuts and any(stage.configuration.num_nodes > 1 for stage in one.stages)):
+        pricing = BindingPrices(whole.problem, plan, Site.of(cluster, whole.problem.configurations))
+        places_NRW, holds_N = random_places(pricing, 10, seed=1)
+        for places in places_NRW[holds_N]:
+            placements = _placements(pricing.configurations, pricing.site, places)
+            ends, is_spread = list[int](), list[bool]()
+            for rank, stage in enumerate(plan.stages):
+                groups = {one.device.group for one in placements if one.pipeline_rank == rank}
+                on = [island for island in told_apart(cluster) if groups & set(island.groups)]
+                how = replace(stage.configuration, groups=on[0].groups if len(on) == 1 else ())
+                ends.append(joint.problem.index(how))
+                is_spread.append(len(on) > 1)
+            found = message_seconds(whole.problem, plan, placements, cluster)
+            for cut, seconds, a, b, spread in zip(
+                plan.cuts, found, ends, ends[1:], map(any, itertools.pairwise(is_spread)), strict=False
+            ):
+                least = joint.problem.transfer_seconds(cut, a, b) / 2
+                assert least <= seconds * (1 + 1e-9)
+                here = [whole.problem.index(replace(joint.problem.configurations[c], groups=())) for c in (a, b)]
+                raised += spread and least > 1.5 * whole.problem.transfer_seconds(cut, *here) / 2
+    assert raised or not SITES[name][1]
+
+
+def test_of_two_sites_that_hardly_reach_each_other_as_much_is_proved_as_of_one(tmp_path: Path) -> None:
+    """Before any time is given: devices' counts alone allow half of a plan here and half of one there."""
+    groups, _ = SITES["two sites"]
+    larger = workload().model_copy(update={"sequence_length": 256, "batch_size": 64})
+    asked: dict[str, Any] = {"schedules": ("1f1b",), "budget_seconds": 0.0}
+    alone = Prices(PlanRequest(larger, cluster_of(tmp_path, groups[:1], {}), tmp_path / "db", Parallelism())).problems(
+        8
+    )
+    steps = [simulate_plan(alone[0], plan).step_seconds for plan in plans_of(alone[0], np.random.default_rng(2), 200)]
+    of_one = simulated_lower_bound(alone[0], best_seconds=min(steps), **asked).seconds
+    for speed, is_slow in (("1 Mbit/s", True), (FAST, False)):
+        both = Prices(
+            PlanRequest(larger, cluster_of(tmp_path, groups, {(0, 1): speed}), tmp_path / "db", Parallelism())
+        )
+        posed = both.of_all_parts(8) or both.problems(8)[0]
+        proved = simulated_lower_bound(posed, best_seconds=min(steps), **asked).seconds
+        assert (proved > 0.98 * of_one) == is_slow
 
 
 def test_devices_of_a_type_are_counted_for_its_islands_too(tmp_path: Path) -> None:

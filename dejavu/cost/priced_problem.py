@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -354,26 +354,35 @@ def as_planned(workload: Workload, plan: Plan) -> Workload:
 
 
 def links_between(
-    cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration], *, apart: bool = False
+    cluster: Cluster,
+    transfers: Transfers,
+    configurations: Sequence[StageConfiguration],
+    *,
+    apart: bool = False,
+    spread: Collection[StageConfiguration] = (),
 ) -> Floats:
     """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes.
 
     Args:
         apart: never in one node, where two nodes have their types.
+        spread: which have nodes of several of their type's islands.
     """
     sits = [
-        (Island.of(one), one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node)
+        (Island.of(one), one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node, one in spread)
         for one in configurations
     ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
     place = {key: k for k, key in enumerate(alike)}
-    islands = dict.fromkeys(map(Island.of, configurations))
-    types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in product(islands, repeat=2)}
-    between = np.array(
-        [
-            [stage_transfer(cluster, types[Island.of(a), Island.of(b)], a, b, apart=apart) for b in alike.values()]
-            for a in alike.values()
-        ]
-    )
+    pairs = list(product(dict.fromkeys(map(Island.of, configurations)), repeat=2))
+    types = {pair: Neighbours.of(cluster, transfers, *pair) for pair in pairs}
+    of_several = {pair: types[pair].of_several_islands(cluster, *pair) for pair in pairs if spread}
+
+    def between(a: StageConfiguration, b: StageConfiguration) -> tuple[float, float]:
+        pair = Island.of(a), Island.of(b)
+        if a.device_type == b.device_type and (a in spread or b in spread):
+            return stage_transfer(cluster, of_several[pair], a, b, apart=True)
+        return stage_transfer(cluster, types[pair], a, b, apart=apart)
+
+    links = np.array([[between(a, b) for b in alike.values()] for a in alike.values()])
     index = [place[key] for key in sits]
-    return between[np.ix_(index, index)]
+    return links[np.ix_(index, index)]

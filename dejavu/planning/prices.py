@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dejavu.cluster import Cluster
-from dejavu.cluster.islands import Island
-from dejavu.cluster.meshes import AnyShare, Part, Share, every_part, parts_of, widths_left_out
+from dejavu.cluster.islands import Island, told_apart
+from dejavu.cluster.meshes import AnyShare, Part, Share, every_part, on_nodes, parts_of, widths_left_out
 from dejavu.cost import CostTable, TransferCosts, cost_table, is_prediction, remember_stages, sources
 from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.memory.layers import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
-from dejavu.cost.priced_problem import price_problem
+from dejavu.cost.priced_problem import links_between, price_problem
 from dejavu.cost.ranges import PriceErrors
 from dejavu.cost.sources.assumed_hosts import AssumedHost, assumed_host
 from dejavu.cost.sources.predicted import Predicted
@@ -223,7 +223,24 @@ class Prices:
             wide = [i for i in islands if i.groups and max(map(i.on, nodes)) >= one.devices_per_node]
             if not wide or not all(replace(one, groups=island.groups) in known for island in wide):
                 return None
-        return joint
+        return self._with_links_of_spread(joint)
+
+    def _with_links_of_spread(self, joint: PricedProblem) -> PricedProblem:
+        """Return the problem with the links that stages have which are on several islands of their type.
+
+        A stage on the whole type is, unless it has room on one: there it is no better than the island's own.
+        """
+        problem, cluster = joint.problem, self.request.cluster
+        known, spread = set(problem.configurations), set[StageConfiguration]()
+        for one in (one for one in known if one.num_nodes > 1 and not one.groups):
+            islands = [island for island in told_apart(cluster) if island.device_type == one.device_type]
+            roomy = [replace(one, groups=i.groups) for i in islands if _has_room(on_nodes(cluster, i), one)]
+            if len(islands) > 1 and known.issuperset(roomy):
+                spread.add(one)
+        links = joint.accumulate * links_between(cluster, self.transfers, problem.configurations, spread=spread)
+        latency_CC, per_byte_CC = links[:, :, 0].copy(), links[:, :, 1].copy()
+        raised = replace(problem, link_latency_seconds_CC=latency_CC, link_seconds_per_byte_CC=per_byte_CC)
+        return replace(joint, problem=raised)
 
     def _problem(
         self,
@@ -345,3 +362,8 @@ def price_workload(workload: Workload, cluster: Cluster, database: Path, paralle
         CostError: a number is missing; it names layer and device.
     """
     return Prices(PlanRequest(workload, cluster, database, parallelism)).priced(workload.num_microbatches)
+
+
+def _has_room(nodes: Sequence[int], one: StageConfiguration) -> bool:
+    """Return whether nodes with so many devices have room for a stage; blocks of it may share one."""
+    return sum(count // one.devices_per_node for count in nodes) >= one.num_nodes

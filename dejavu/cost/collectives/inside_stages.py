@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 from scipy.optimize import nnls
 
 from dejavu.cluster import Cluster, Link
-from dejavu.cluster.islands import Island, between_links
+from dejavu.cluster.islands import Island, between_links, told_apart
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.beside import StepLine
 from dejavu.cost.collectives.costs import CollectiveCosts
@@ -260,6 +261,16 @@ class Neighbours:
         apart = between_links(cluster, a, b)
         cards = (max(group.cards_per_device for group in island.groups_of(cluster)) for island in (a, b))
         return cls(transfers[a, b], fastest(apart) if apart else None, (next(cards), next(cards)))
+
+    def of_several_islands(self, cluster: Cluster, a: Island, b: Island) -> Neighbours:
+        """Return the same where a stage on the whole type has nodes of several of its islands.
+
+        Of all pairs of nodes of two stages the slowest counts, and some pair is of two islands.
+        """
+        islands = [one for one in told_apart(cluster) if one.device_type == a.device_type]
+        ends = [[one] if one.groups else islands for one in (a, b)]
+        apart = [link for x, y in product(*ends) if x != y for link in between_links(cluster, x, y)]
+        return replace(self, apart=fastest(apart)) if a.device_type == b.device_type and apart else self
 
 
 def stage_transfer(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from dejavu.foundation.compiled import njit
 from dejavu.foundation.registry import named
@@ -126,15 +127,19 @@ def fewest_devices_seconds(problem: BoundProblem, schedule: str, floor_P: Floats
         return floor_P
     times = _times(problem, kind, num_ranks)
     heads = Heads(*_heads(times, kind.placement != "loop"))
-    together, prices = list(_together(problem, kind, num_ranks)), list(_paid(problem, times, by_work=each > 1))
+    together, reached = list(_together(problem, kind, num_ranks)), _Reached(problem, times, by_work=each > 1)
     low_P, high_P, limit = floor_P.copy(), np.full(num_ranks, np.inf), best_seconds
     for _ in range(_MOST_LIMITS):
         is_late_P = low_P >= limit
         for ranks, places in together:
             if ((low_P[ranks] < limit) & (limit < high_P[ranks])).any():
-                for paid in prices:
-                    fewest_S = _fewest(times, heads, places, paid, limit)
-                    is_late_P[ranks] |= np.isinf(fewest_S[each - 1 :: each][ranks])
+                fits_S = np.zeros(len(places.may_RC), np.bool_)
+                for inside_C, prices in reached.within(limit):
+                    there = places._replace(may_RC=places.may_RC & inside_C)
+                    fits_S |= np.all(
+                        [np.isfinite(_fewest(times, heads, there, paid, limit)) for paid in prices], axis=0
+                    )
+                is_late_P[ranks] |= ~fits_S[each - 1 :: each][ranks]
         low_P = np.where(is_late_P, np.maximum(low_P, limit), low_P)
         high_P = np.where(is_late_P, high_P, np.minimum(high_P, limit))
         open_P = np.where(high_P > low_P * _NEAR, low_P, np.inf)
@@ -200,21 +205,57 @@ def _times(problem: BoundProblem, kind: Schedule, num_ranks: int) -> Times:
     )
 
 
-def _paid(problem: BoundProblem, times: Times, *, by_work: bool) -> Iterator[Paid]:
-    """Yield prices, of which any will do: shares of each kind's devices; shares of the work that they could do."""
-    prices = problem.prices
+class _Reached:
+    """Which configurations can be in one plan within a limit, and what they pay for devices.
+
+    A plan's ranks are a chain, and each link of it has to be fast enough for all its messages: so all of them are on
+    one side of those that are not. Two sites with a slow line between are then two clusters, of which a plan has one;
+    devices' prices alone allow half of a plan here, and half of one there.
+    """
+
+    def __init__(self, problem: BoundProblem, times: Times, *, by_work: bool) -> None:
+        self._problem, self._times, self._by_work = problem, times, by_work
+        self._paid_on = dict[bytes, tuple[Paid, ...]]()
+
+    def within(self, limit: float) -> Iterator[tuple[Mask, tuple[Paid, ...]]]:
+        """Yield the configurations of each side, with prices of which any will do."""
+        times = self._times
+        is_fast_GG = times.num_microbatches * times.least_GG <= limit * (1.0 + _ROUNDING)
+        num_sides, side_G = connected_components(is_fast_GG, directed=False)
+        for side in range(num_sides):
+            inside_C = side_G[times.class_C] == side
+            key = inside_C.tobytes()
+            if key not in self._paid_on:
+                self._paid_on[key] = tuple(_paid(self._problem, times, inside_C, by_work=self._by_work))
+            yield inside_C, self._paid_on[key]
+
+
+def _paid(problem: BoundProblem, times: Times, inside_C: Mask, *, by_work: bool) -> Iterator[Paid]:
+    """Yield prices for these configurations: shares of each kind's devices; shares of the work that they could do."""
+    kinds = _scarce(problem.prices.use_CT[inside_C], problem.prices.count_T)
+    use_CT, count_T = problem.prices.use_CT[:, kinds].astype(float), problem.prices.count_T[kinds]
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares_T = np.where(prices.count_T > 0, 1.0 / prices.count_T, 1.0)
-    yield Paid(prices.use_CT.astype(float) @ shares_T, float(prices.count_T @ shares_T), by_work)
-    if len(prices.count_T) > 1:
+        shares_T = np.where(count_T > 0, 1.0 / count_T, 1.0)
+    yield Paid(use_CT @ shares_T, float(count_T @ shares_T), by_work)
+    if len(kinds) > 1:
         work_CL = np.diff(times.work_CL1, axis=1)
-        taken_CL = np.where(problem.possible_CL, work_CL, np.inf)
-        speeds_T = np.zeros(len(prices.count_T))
-        for kind in range(len(speeds_T)):
-            uses = prices.use_CT[:, kind]
+        taken_CL = np.where(problem.possible_CL & inside_C[:, None], work_CL, np.inf)
+        speeds_T = np.zeros(len(kinds))
+        for kind in range(len(kinds)):
+            uses = use_CT[:, kind]
             least_L = (taken_CL[uses > 0] * uses[uses > 0, None]).min(axis=0, initial=np.inf)
             speeds_T[kind] = np.isfinite(least_L).sum() / max(float(least_L[np.isfinite(least_L)].sum()), 1e-300)
-        yield Paid(prices.use_CT.astype(float) @ speeds_T, float(prices.count_T @ speeds_T), by_work)
+        yield Paid(use_CT @ speeds_T, float(count_T @ speeds_T), by_work)
+
+
+def _scarce(use_CT: Integers, count_T: Integers) -> Integers:
+    """Return the kinds of devices but those of which there is enough wherever there is enough of another."""
+    kept = list(range(len(count_T)))
+    for kind in range(len(count_T)):
+        others = [other for other in kept if other != kind and count_T[other] <= count_T[kind]]
+        if any((use_CT[:, kind] <= use_CT[:, other]).all() for other in others):
+            kept.remove(kind)
+    return np.array(kept)
 
 
 @njit(cache=True, nogil=True)
