@@ -174,6 +174,8 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
     run.metric("restarts", result.restarts)
     run.tags({"dejavu.attempt": result.restarts + 1, "dejavu.checkpoint": result.final_checkpoint})
     run.metric("migrations", len(result.migrations))
+    if result.left_out_steps:
+        run.metric("left_out_steps", len(result.left_out_steps))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
     if result.compile_seconds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -345,6 +346,9 @@ def train_pipeline(
             record_training(run, losses, held_out, result)
             log.info("%s", record_model(run, job, result))
     bar.end()
+    if result.left_out_steps:
+        are_all = len(result.left_out_steps) == len(result.losses)
+        log.log(WARNING if are_all else INFO, "left out: %s", result.said_of_left_out)
     for warning in result.warnings:
         log.warning("%s", warning)
     for migration in result.migrations:

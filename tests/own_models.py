@@ -43,6 +43,23 @@ def with_shared_weight() -> nn.Sequential:
     )
 
 
+class Times(nn.Module):
+    """Multiply: gradients that fit into float16 as the loss's may not fit any more."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def with_large_gradients(factor: float = 1000.0) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Times(factor), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
+    )
+
+
 class OfSums(nn.Module):
     """Its gradients are one tensor for two matrices, and one number for all of a vector."""
 

@@ -20,16 +20,16 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.report.summary import held_out
 from dejavu.runtime.batches.held_out import HeldOut, evaluating, held_out_examples
-from dejavu.runtime.job import (
+from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job.export import kept_checkpoint
+from dejavu.runtime.job.progress import (
     Evaluation,
-    TrainingResult,
     last_losses,
     parse_evaluation,
     parse_progress,
     read_evaluations,
     read_losses,
 )
-from dejavu.runtime.job.export import kept_checkpoint
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import best_checkpoint, checkpoint_step, complete_checkpoints, held_out_loss_of
 from dejavu.runtime.training import WholeModel, build_layers

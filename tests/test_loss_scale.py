@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from torch import nn
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.init import Draw
+from dejavu.launch.launcher import launch
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.gradients.scaling import FIRST_SCALE, GOOD_STEPS, LEAST_SCALE, LossScale, ScaleError
-from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job.progress import read_left_out
 from dejavu.runtime.single import probe, train_single
 from dejavu.runtime.state import OF_ALL, gather_state, restore_state, states_of
 from dejavu.runtime.training import build_layers
+from dejavu.runtime.worker import tell
 from dejavu.trials.halving import unsafe
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
@@ -157,6 +161,35 @@ def trained() -> dict[str, Trained]:
 @pytest.mark.parametrize("name", CASES)
 def test_pipelines_train_as_one_process_does(name: str, trained: dict[str, Trained]) -> None:
     assert trained[name].losses == pytest.approx(train_single(workload(), DRAW, range(STEPS)), abs=FLOAT16)
+
+
+@pytest.mark.integration
+def test_steps_that_were_left_out_are_counted_also_those_before_a_training_went_on(tmp_path: Path) -> None:
+    """The first scales are too large for its gradients."""
+    options = {"model": "tests.own_models:with_large_gradients", "data": "digits"}
+    own = Workload(**options, batch_size=8, num_microbatches=2, num_steps=16, trials=TrialSettings(count=0)).model_copy(
+        update={"mixed_precision": "float16"}
+    )
+    job = job_of(own, by_hand("1f1b", (0, 4, 7), [one_device()] * 2, 2), 4, Draw())
+    job = replace(job, folder=str(tmp_path))
+    assert launch(job).left_out_steps == tuple(range(4))
+    whole = launch(replace(job, last_step=16))
+    count = len(whole.left_out_steps)
+    assert whole.left_out_steps == tuple(range(count)) and 4 < count < 12
+    assert (
+        whole.said_of_left_out == f"{count} of 16 steps, whose gradients overflowed in float16: they changed no weight"
+    )
+    assert whole.losses == pytest.approx(train_single(own, Draw(), range(16)), rel=FLOAT16)
+    assert TrainingResult.from_dict(whole.to_dict()).left_out_steps == whole.left_out_steps
+    none = replace(whole, left_out_steps=tuple(range(16)))
+    assert none.said_of_left_out == "all 16 steps, so no weight was changed: gradients overflowed in float16 in each"
+
+
+def test_steps_that_were_trained_again_are_left_out_as_the_last_time(tmp_path: Path) -> None:
+    for step, left_out in ((0, True), (1, True), (2, True), (1, True), (2, False)):
+        told = {"left_out": True} if left_out else {}
+        tell(tmp_path / "progress.jsonl", step=step, loss=1.0, seconds=0.1, **told)
+    assert read_left_out(tmp_path / "progress.jsonl") == (0, 1)
 
 
 @pytest.mark.parametrize("gain", [1.0, 2.0, 2.8, 3.5, 4.0])

@@ -50,7 +50,8 @@ from dejavu.report.note import headline, note_markdown
 from dejavu.report.page import _figures
 from dejavu.report.summary import summary_rows
 from dejavu.report.timeline import IDLE, Work
-from dejavu.runtime.job import Evaluation, TrainingResult
+from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job.progress import Evaluation
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.simulation import Simulation, StageSeconds, simulate
 from dejavu.timing.clock import Span, Timed

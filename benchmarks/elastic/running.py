@@ -27,7 +27,8 @@ from dejavu.migration import ClusterNow, Decision, RunningProblem
 from dejavu.migration.changes import HostLost
 from dejavu.migration.replanning import best_on
 from dejavu.migration.training import ChangingTraining
-from dejavu.runtime.job import TrainingJob, parse_progress
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.job.progress import parse_progress
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.workload import ReplanSettings
 

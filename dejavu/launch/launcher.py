@@ -25,7 +25,8 @@ from dejavu.launch.rendezvous import (
 )
 from dejavu.launch.torchrun import assignments, several_hosts_settings, torchrun_words, words_by_host
 from dejavu.launch.watchdog import STALL_SECONDS, Watch
-from dejavu.runtime.job import TrainingJob, TrainingResult, parse_evaluation, parse_progress
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job.progress import parse_evaluation, parse_progress
 from dejavu.runtime.process import end_agent, named_parent, rank_environment, rank_settings
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats

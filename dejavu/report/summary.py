@@ -11,7 +11,8 @@ from rich.text import Text
 from dejavu.foundation.units import format_bound, format_bytes, format_gap, format_seconds, in_microbatches, plural
 from dejavu.planning.sentences import faster, which_way
 from dejavu.report.data import ReportData
-from dejavu.runtime.job import Evaluation, Saved, Waited
+from dejavu.runtime.job import Saved, Waited
+from dejavu.runtime.job.progress import Evaluation
 from dejavu.simulation.bound import CLOSE
 from dejavu.workload.pretrained import folder_of
 
@@ -69,6 +70,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
         rows.append(("loss", run.said_of_losses))
+    if run.training is not None and run.training.left_out_steps:
+        rows.append(("left out", run.training.said_of_left_out))
     if run.training is not None and run.training.waits_for_data:
         rows.append(("data", waited_for_data(*run.training.waits_for_data)))
     if run.training is not None and run.training.long_saved is not None:

@@ -277,6 +277,7 @@ def train(
     device: torch.device,
     on_step: Callable[[int, float | None, float, float], None],
     on_gradients: Callable[[int], None] = lambda step: None,
+    on_overflow: Callable[[int], None] = lambda step: None,
 ) -> Waited | None:
     """Train these steps; data and learning rate depend on a step's number alone. Return how long they waited for data.
 
@@ -284,6 +285,7 @@ def train(
         on_step: (step, loss or None, step seconds, optimizer seconds), after each step; may raise to stop. On a CPU
             the optimizer's are CPU seconds: waiting for other ranks' gradients, which clipping needs, does not count.
         on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
+        on_overflow: (step), in place of that where they overflowed in float16, on whatever rank: it is left out.
     """
     dtype = DTYPES[workload.dtype]
     scale = LossScale(optimizer, device) if workload.autocast == "float16" else None
@@ -297,8 +299,7 @@ def train(
         loss = executor(step, inputs, targets.to(device))
         _complete_gradients(optimizer)
         are_usable = scale is None or scale.unscale(step)
-        if are_usable:
-            on_gradients(step)
+        (on_gradients if are_usable else on_overflow)(step)
         computed = busy()
         if are_usable and workload.optimizer.clip_norm is not None:
             executor.clip_gradients(workload.optimizer.clip_norm)

@@ -31,8 +31,9 @@ with gc_frozen():
     from dejavu.plans.schedule import Pass
     from dejavu.profiles.host import host_fingerprint
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import DIVERGED, Saved, TrainingJob, TrainingResult, Waited, last_losses, read_evaluations
+    from dejavu.runtime.job import DIVERGED, Saved, TrainingJob, TrainingResult, Waited
     from dejavu.runtime.job.copies import Copier
+    from dejavu.runtime.job.progress import last_losses, read_evaluations, read_left_out
     from dejavu.runtime.job.saving import Saving
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import World
@@ -123,11 +124,13 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
     saving = Saving(workload, range(first, job.last_step))
+    overflowed: set[int] = set()  # steps that were left out
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
         if pipeline.has_loss:
-            tell(job.progress_path, step=step, loss=loss, seconds=step_seconds)
+            left_out = {"left_out": True} if step in overflowed else {}
+            tell(job.progress_path, step=step, loss=loss, seconds=step_seconds, **left_out)
             if loss is not None and not math.isfinite(loss):
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}", updates=step)
         if gradients.garbage:
@@ -165,8 +168,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     watch.begin()
     with keeper or nullcontext():
         steps_left = range(first, job.last_step)
-        looks = gradients.look
-        waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
+        looks = {"on_gradients": gradients.look, "on_overflow": overflowed.add}
+        waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, **looks)
     compiled = None if compiling is None else compiling.seconds
     _tell_result(job, place, pipeline, watch, resumed, Waits(waited, saving.told, compiled))
     if copier is not None:  # no rank waits for this one any more
@@ -215,6 +218,7 @@ def _tell_result(
             first_step=first_step,
             losses=losses,
             evaluations=read_evaluations(job.progress_path),
+            left_out_steps=read_left_out(job.progress_path),
             waited_for_data=tuple(one.for_data for one in told if one.for_data is not None),
             saved=tuple(one.for_checkpoints for one in told if one.for_checkpoints is not None),
             compile_seconds=tuple(one.compile_seconds for one in told if one.compile_seconds is not None),

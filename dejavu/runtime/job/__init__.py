@@ -14,9 +14,11 @@ from pydantic import ValidationError
 from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.files import write_json
+from dejavu.foundation.units import plural
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.job.migration import Migration
+from dejavu.runtime.job.progress import Evaluation
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.timing.clock import Span, Timed
 from dejavu.timing.step_times import StepTimes
@@ -250,13 +252,6 @@ def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
     return replace(earlier_job(folder, workload), workload=workload, binding=binding, last_step=workload.num_steps)
 
 
-class Evaluation(NamedTuple):
-    """The loss on what is held out, after a step."""
-
-    step: int
-    loss: float
-
-
 class Waited(NamedTuple):
     """How long a rank's steps waited for their examples.
 
@@ -310,6 +305,7 @@ class TrainingResult:
         saved: how long each rank waited for checkpoints, likewise.
         compile_seconds: how long each rank compiled its layers, nearly all in the first step; empty: they are not.
         suspects: replicas whose gradients were not like the others', in the last attempt; of the mean none is known.
+        left_out_steps: those whose gradients overflowed in float16, which changed no weight.
     """
 
     first_step: int
@@ -331,6 +327,7 @@ class TrainingResult:
     saved: tuple[Saved, ...] = ()
     compile_seconds: tuple[float, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    left_out_steps: tuple[int, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -362,6 +359,16 @@ class TrainingResult:
         return most if most is not None and most.share > LONG_WAIT else None
 
     @property
+    def said_of_left_out(self) -> str:
+        """How many steps changed no weight, and why, in words; "": all did."""
+        left_out, steps = len(self.left_out_steps), len(self.losses)
+        if not left_out:
+            return ""
+        if left_out == steps:
+            return f"all {plural(steps, 'step')}, so no weight was changed: gradients overflowed in float16 in each"
+        return f"{left_out} of {plural(steps, 'step')}, whose gradients overflowed in float16: they changed no weight"
+
+    @property
     def origin(self) -> str:
         """Where the last attempt resumed from."""
         return "the beginning" if self.resumed_from_step is None else f"step {self.resumed_from_step}"
@@ -388,73 +395,8 @@ class TrainingResult:
             "evaluations": tuple(Evaluation(*row) for row in data.get("evaluations", ())),
             "compile_seconds": tuple(data.get("compile_seconds", ())),
             "suspects": tuple(map(Suspect.from_dict, data.get("suspects", ()))),
+            "left_out_steps": tuple(data.get("left_out_steps", ())),
             "waited_for_data": tuple(Waited(*row) for row in data.get("waited_for_data", ())),
             "saved": tuple(Saved(*row) for row in data.get("saved", ())),
         }
         return cls(**{**data, **known})
-
-
-def parse_progress(line: bytes) -> tuple[int, float] | None:
-    """Parse step and loss of one line of progress; None: its rank was killed while writing it, or it has no new step.
-
-    After a power failure there may be anything in it.
-
-    A line with `held_out_loss` comes after the step's own, and repeats its loss for readers that know no other.
-    """
-    row = _parsed(line)
-    return None if row is None or "held_out_loss" in row else (row["step"], row["loss"])
-
-
-def parse_evaluation(line: bytes) -> Evaluation | None:
-    """Parse the loss on what is held out, if that is what the line of progress tells."""
-    row = _parsed(line)
-    return None if row is None or "held_out_loss" not in row else Evaluation(row["step"], row["held_out_loss"])
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and {"step", "loss"} <= set(row) else None
-
-
-def read_losses(progress: Path) -> dict[int, float]:
-    """Return the loss of each step that a file of progress has; of steps from which the training went back, none."""
-    return _read(progress)[0]
-
-
-def last_losses(progress: Path, first_step: int) -> tuple[int, tuple[float, ...]]:
-    """Return the losses of all steps up to the last, and the first of these steps.
-
-    It is the training's own first step, unless lines are lost: then the one after the last step that is not known.
-    """
-    found = read_losses(progress)
-    begin = end = max(found, default=first_step - 1) + 1
-    while begin - 1 in found:
-        begin -= 1
-    return begin if found else first_step, tuple(found[step] for step in range(begin, end))
-
-
-def read_evaluations(progress: Path) -> tuple[Evaluation, ...]:
-    """Return the losses on what is held out, in the order of their steps; likewise."""
-    found = _read(progress)[1]
-    return tuple(found[step] for step in sorted(found))
-
-
-def _read(progress: Path) -> tuple[dict[int, float], dict[int, Evaluation]]:
-    losses, evaluations, last = dict[int, float](), dict[int, Evaluation](), -1
-    for line in _lines(progress):
-        if row := parse_progress(line):
-            step, loss = row
-            if step <= last:  # it went on from a checkpoint before: perhaps not as far, or evaluated elsewhere
-                losses = {k: one for k, one in losses.items() if k < step}
-                evaluations = {k: one for k, one in evaluations.items() if k < step}
-            losses[step], last = loss, step
-        elif evaluation := parse_evaluation(line):
-            evaluations[evaluation.step] = evaluation
-    return losses, evaluations
-
-
-def _lines(progress: Path) -> list[bytes]:
-    return progress.read_bytes().splitlines() if progress.is_file() else []

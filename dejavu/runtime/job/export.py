@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import format_bytes
-from dejavu.runtime.job import TrainingJob, job_in, read_losses
+from dejavu.runtime.job import TrainingJob, job_in
+from dejavu.runtime.job.progress import read_losses
 from dejavu.runtime.state import (
     State,
     best_checkpoint,

@@ -10,7 +10,8 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
-from dejavu.runtime.job import TrainingJob, earlier_job, job_to_resume, read_losses
+from dejavu.runtime.job import TrainingJob, earlier_job, job_to_resume
+from dejavu.runtime.job.progress import read_losses
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, weight_shapes
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
