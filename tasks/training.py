@@ -36,7 +36,8 @@ from dejavu.planning import Candidate
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase, ProfileError
 from dejavu.profiling.measuring import least_samples
-from dejavu.runtime.job import TrainingJob, TrainingResult, job_to_resume, prepared_job, resumed
+from dejavu.runtime.job import Begun, TrainingJob, TrainingResult, job_to_resume, prepared_job, resumed
+from dejavu.runtime.optimizer import learning_rate
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -253,14 +254,18 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     """
     job = resumed(folder, workload, binding)
     complete = complete_checkpoints(job.checkpoints)
+    before, step = job_to_resume(folder), checkpoint_step(complete[-1]) if complete else 0
     if complete:
-        its_own = {"pretrained": job_to_resume(folder).workload.pretrained}
-        job = replace(job, workload=workload.model_copy(update=its_own))
+        its_own = {"pretrained": before.workload.pretrained}
+        begun = before.begun or Begun(before.workload, before.binding, step)
+        job = replace(job, workload=workload.model_copy(update=its_own), begun=begun)
     else:
-        job = replace(job, pretrained_fingerprint=fingerprint(workload))
+        job = replace(job, pretrained_fingerprint=fingerprint(workload), begun=None)
     job.write()
-    where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning: there is no checkpoint"
+    where = f"step {step}" if complete else "its beginning: there is no checkpoint"
     get_run_logger().info("%s continues from %s", folder, where)
+    if complete and (said := _other_rate(before.workload, workload, step)):
+        get_run_logger().warning("%s", said)
     if has_other_data(job):
         get_run_logger().warning(
             "the examples of data: %s are not those that this training began with: it goes on with what is there now, "
@@ -270,6 +275,18 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     if changed := changed_code(job):
         get_run_logger().warning("%s: it goes on with what is there now", changed)
     return job
+
+
+def _other_rate(before: Workload, now: Workload, step: int) -> str:
+    """Say what a training's learning rate does where it goes on for another number of steps; "": as it would have."""
+    was, rate = learning_rate(before, step), learning_rate(now, step)
+    if was == rate:
+        return ""
+    return (
+        f"the learning rate decays to the end of the training: with num_steps {now.num_steps} in place of "
+        f"{before.num_steps} it is {rate:.3g} in step {step + 1}, after {learning_rate(before, step - 1):.3g} in step "
+        f"{step}, and losses are not those of a training that has {now.num_steps} from its beginning"
+    )
 
 
 @task(
@@ -370,6 +387,7 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     Returns:
         None where there is nothing to compare.
     """
+    job = job.at_its_beginning
     if has_other_data(job):
         get_run_logger().info(
             "the first losses are not compared with single-process training: the examples of data: %s are not those "

@@ -14,8 +14,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dejavu.foundation.errors import InputError
-from dejavu.runtime.job import TrainingJob, TrainingResult, job_to_resume
+from dejavu.runtime.job import Begun, TrainingJob, TrainingResult, job_to_resume
 from dejavu.runtime.job.resume import earlier_training
+from dejavu.runtime.single import train_single
 from dejavu.workload import Workload
 from dejavu.workload.data.text import _read
 from tasks import training
@@ -79,7 +80,9 @@ def test_every_field_of_a_job_is_read_back(workload: Workload, tmp_path: Path) -
     job = replace(
         job_of(workload, tmp_path), data_fingerprint="abc", model_code={"mine": "0f"}, pretrained_fingerprint="1a"
     )
-    assert TrainingJob.read(job.write()) == job
+    longer = replace(job, begun=Begun(workload, job.binding, 5), workload=workload.model_copy(update={"num_steps": 9}))
+    for one in (job, longer):
+        assert TrainingJob.read(one.write()) == one
 
 
 CHANGED_CODE = {
@@ -190,3 +193,31 @@ def test_without_a_checkpoint_the_saved_weights_have_to_be_there(own: Workload, 
     job_of(own, tmp_path / "run").write()
     with pytest.raises(InputError, match="has no weights: no such folder or file"):
         earlier_training(tmp_path / "run", own.model_copy(update={"pretrained": weights}))
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear"])
+def test_a_training_that_goes_on_for_more_steps_is_compared_as_it_began(
+    decay: str, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its learning rate, which decays to the end, and what its microbatches draw are those of other numbers by now."""
+    optimizer = workload.optimizer.model_copy(update={"decay": decay, "learning_rate": 0.01})
+    started = workload.model_copy(update={"optimizer": optimizer, "num_steps": 6, "num_microbatches": 4})
+    longer = started.model_copy(update={"num_steps": 12, "num_microbatches": 2})
+    folder, binding = tmp_path / "run", job_of(started, tmp_path / "run").binding
+    monkeypatch.setattr(training, "get_run_logger", lambda: logging.getLogger("test"))
+    first = training.prepare_training.fn(started, binding, None, folder)
+    losses = tuple(train_single(started, first.draw, range(3)))
+    monkeypatch.setattr(training, "complete_checkpoints", lambda _: [folder / "step-6"])
+    monkeypatch.setattr(training, "checkpoint_step", lambda _: 6)
+    with caplog.at_level(logging.WARNING, logger="test"):
+        for asked in (longer, longer.model_copy(update={"num_steps": 24})):
+            job = training.resume_training.fn(asked, binding, folder)
+            found = replace(_result(), first_step=0, losses=losses)
+            difference = training.compare_with_one_process.fn(job, found, tmp_path / "trials")
+            assert difference is not None and difference < 1e-6
+            assert job.workload == asked and job.last_step == asked.num_steps
+    told = [one.partition(", and losses")[0] for one in _warned(caplog)]
+    rates = (("12 in place of 6", "0.00417", "0"), ("24 in place of 12", "0.00708", "0.005"))
+    decays = "the learning rate decays to the end of the training: with num_steps"
+    said = [f"{decays} {steps} it is {now} in step 7, after {was} in step 6" for steps, now, was in rates]
+    assert told == ([] if decay == "constant" else said)

@@ -222,10 +222,15 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, workload: Workload, step: int) -> None:
-    """Set the rate of this step: a linear warm-up, then constant, or decaying to zero at the end of the training."""
+    """Set the rate of this step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(workload, step)
+
+
+def learning_rate(workload: Workload, step: int) -> float:
+    """Return the rate of this step: a linear warm-up, then constant, or decaying to zero at the training's end."""
     settings = workload.optimizer
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     left = max(0.0, 1.0 - (step + 1 - settings.warmup_steps) / max(1, workload.num_steps - settings.warmup_steps))
     falls = {"constant": 1.0, "linear": min(1.0, left), "cosine": (1.0 - math.cos(math.pi * min(1.0, left))) / 2}
-    for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate * warm * falls[settings.decay]
+    return settings.learning_rate * warm * falls[settings.decay]

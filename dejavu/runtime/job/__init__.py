@@ -31,6 +31,23 @@ DIVERGED = ".diverged"  # of a file beside a rank's error: it was a loss or grad
 LONG_WAIT = 0.02  # of the time: data and checkpoints that are waited for longer are told
 
 
+class Begun(NamedTuple):
+    """How the steps before `last_step` were trained: it may have gone on under another plan, or for more steps."""
+
+    workload: Workload
+    binding: Binding
+    last_step: int
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {"workload": self.workload.model_dump(mode="json"), "binding": self.binding.to_dict()}
+        return {**told, "last_step": self.last_step}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Begun:
+        workload, binding = Workload.model_validate(data["workload"]), Binding.from_dict(data["binding"])
+        return cls(workload, binding, data["last_step"])
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """Everything that a rank needs to know.
@@ -48,6 +65,7 @@ class TrainingJob:
             (`workload.models.own_code`), of one of transformers its config.json's; empty where it was not told yet.
         pretrained_fingerprint: of the files of the saved weights that the training started from
             (`workload.pretrained.fingerprint`); empty where it started from none, or they were not told yet.
+        begun: how its first steps were trained, where it went on from a checkpoint; None: as the others.
     """
 
     workload: Workload
@@ -61,6 +79,12 @@ class TrainingJob:
     data_fingerprint: str = ""
     model_code: Mapping[str, str] = field(default_factory=dict)
     pretrained_fingerprint: str = ""
+    begun: Begun | None = None
+
+    @property
+    def at_its_beginning(self) -> TrainingJob:
+        """The job as it was when its first steps were trained."""
+        return self if self.begun is None else replace(self, **self.begun._asdict(), begun=None)
 
     @property
     def result_path(self) -> Path:
@@ -100,6 +124,7 @@ class TrainingJob:
             "workload": self.workload.model_dump(mode="json"),
             "binding": self.binding.to_dict(),
             "draw": asdict(self.draw),
+            "begun": None if self.begun is None else self.begun.to_dict(),
         }
 
     @classmethod
@@ -110,6 +135,7 @@ class TrainingJob:
                 "workload": Workload.model_validate(data["workload"]),
                 "binding": Binding.from_dict(data["binding"]),
                 "draw": Draw(**data["draw"]),
+                "begun": Begun.from_dict(data["begun"]) if data.get("begun") else None,
             }
         )
 
