@@ -92,6 +92,7 @@ def replan(
         reason: what changed; empty: look, and only announce a change.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
+        from dejavu.profiles.manifest import state_of
         from dejavu.watching import Decided, Notes, changed_since
         from dejavu.watching.notes import SETTLED_SECONDS
         from tasks.watching import look_at_cluster
@@ -126,7 +127,8 @@ def replan(
             from flows.replanned import replanned
         decision = replanned(workload, cluster, now, notes, budget_seconds, "; ".join(changes))
         return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
-    if (none := notes.without_plan(now)) is not None:  # announced once: another search would find none either
+    none = notes.without_plan(now, state_of(project / "profiles_db"))
+    if none is not None:  # announced once: another search would find none either
         said = f"no plan was found for {now.name} as it is ({none.at}): {none.why}"
         return Completed(message=f"{said}; another cluster or workload is planned for", data=None)
     time.sleep(SETTLED_SECONDS)

@@ -12,6 +12,7 @@ import torch
 import dejavu
 from dejavu.foundation.hashing import stable_hash
 from dejavu.planning import PlanRequest
+from dejavu.profiles.manifest import state_of
 from dejavu.workload.models import model_of
 
 _OURS = (".py", ".csv", ".npz", ".json", ".parquet")
@@ -23,14 +24,13 @@ def question_key(context: Any, parameters: dict[str, Any]) -> str:
 
 
 def request_key(request: PlanRequest) -> str:
-    """Hash a request with what it refers to: the database's manifest lists files by the hash of their content."""
-    manifest = request.database / "manifest.json"
+    """Hash a request with what it refers to."""
     spread = request.parallelism
     return stable_hash(
         {
             "workload": request.workload.model_dump(mode="json"),
             "cluster": request.cluster.to_dict(),
-            "database": manifest.read_text() if manifest.is_file() else "",
+            "database": state_of(request.database),
             "parallelism": spread and [list(map(str, vars(spread).values()))],
             "asked": [request.searches, request.schedules, request.microbatches, request.budget_seconds, request.seed],
             "code": [_package_hash(), model_of(request.workload).code, torch.__version__],

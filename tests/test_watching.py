@@ -28,6 +28,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.training_lock import alone_in
 from dejavu.planning import PlanRequest
 from dejavu.plans import Infeasible, NoPlanError, Plan
+from dejavu.profiles.manifest import DataFile, write_manifest
 from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
@@ -596,6 +597,34 @@ def test_a_re_plan_that_fails_is_tried_again_for_another_question(
     assert len(decisions) == 2 * is_noted and all(str(error) in why for why in decisions)
 
 
+@pytest.mark.parametrize("error", [CostError("no cost for layer 'a'"), NoPlanError(Infeasible("exact", "none", 0.0))])
+def test_a_re_plan_that_lacked_a_cost_is_tried_again_when_others_are_known(
+    error: DejavuError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dejavu profile` had measured it, and looks went on to say that no plan was found."""
+    now = cluster_of(tmp_path, TWO)
+    _plans_without_searching(tmp_path, now, monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.planned.choose_plan", fail)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_: now)
+    for measured in (0, 1):
+        if measured:
+            (tmp_path / "profiles_db").mkdir()
+            write_manifest(tmp_path / "profiles_db" / "manifest.json", [DataFile("0" * 64, 1, 1, ("a",))])
+        is_tried = not measured or isinstance(error, CostError)
+        assert looking.replan.fn().message.startswith("changed: ") == is_tried
+        if is_tried:
+            with pytest.raises(type(error)):
+                looking.replan.fn(reason="it changed")
+        assert looking.replan.fn().message.startswith("no plan was found")
+
+
 @pytest.mark.parametrize("is_for_it", [True, False])
 def test_a_plan_that_another_run_makes_meanwhile_is_the_one_that_is_there(
     is_for_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -673,7 +702,12 @@ def _plans_without_searching(folder: Path, now: Cluster, monkeypatch: pytest.Mon
     choice = SimpleNamespace(plan=plan, step_seconds=0.25, chosen=None, best_baseline=None, request=asked)
 
     def session(*_: object, dask: str = "", **__: object) -> Any:
-        work = {"database": folder, "project": folder, "work": folder / ".dejavu", "file": "cluster.yaml"}
+        work = {
+            "database": folder / "profiles_db",
+            "project": folder,
+            "work": folder / ".dejavu",
+            "file": "cluster.yaml",
+        }
         return nullcontext(SimpleNamespace(**work, cluster=now, run=run, dask=dask, log=None))
 
     def choose_plan(_: object, dask: str) -> SimpleNamespace:

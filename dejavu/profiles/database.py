@@ -35,6 +35,7 @@ from dejavu.profiles.files import (
 )
 from dejavu.profiles.findings import described, findings_of, remedy_of
 from dejavu.profiles.manifest import (
+    MANIFEST,
     TEMPORARY_PREFIX,
     DamagedManifest,
     DataFile,
@@ -242,7 +243,7 @@ class ProfileDatabase:
 
     @property
     def _manifest_path(self) -> Path:
-        return self.path / "manifest.json"
+        return self.path / MANIFEST
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

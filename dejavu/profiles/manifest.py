@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 from dejavu.profiles.measurement import SCHEMA_VERSION, ProfileError
 
+MANIFEST = "manifest.json"
 TEMPORARY_PREFIX = ".tmp-"
 
 
@@ -60,6 +62,12 @@ def read_manifest(path: Path) -> list[DataFile]:
         return [_file_from(line) for line in manifest["files"]]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedManifest(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+
+def state_of(database: Path) -> str:
+    """Return a hash of what a cost database has measured: its manifest lists files by the hash of their content."""
+    path = database / MANIFEST
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()[:16]
 
 
 def write_manifest(path: Path, files: Sequence[DataFile]) -> None:

@@ -33,6 +33,7 @@ class Decision:
         decided: one of `Decided`.
         why: a sentence.
         run: id of the flow run.
+        lacked_in: where a cost was not known, the state of the cost database in which it was not; else empty.
     """
 
     at: str
@@ -46,6 +47,7 @@ class Decision:
     decided: str
     why: str
     run: str
+    lacked_in: str = ""
 
     @property
     def gain(self) -> float | None:

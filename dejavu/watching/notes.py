@@ -28,6 +28,7 @@ from dejavu.watching.decision import Decided, Decision
 from dejavu.workload import Workload
 from dejavu.workload.training_settings import ReplanSettings
 
+_ADDED = ("lacked_in",)  # texts that older decisions lack
 _TEXTS = ("at", "model", "change", "old_fingerprint", "new_fingerprint", "decided", "why", "run")
 _SECONDS = ("old_step_seconds", "new_step_seconds")  # null: of a plan that is none
 SETTLED_SECONDS = 4.0  # what changed must have stayed so for as long: a nanny restarts a worker, an editor saves twice
@@ -158,11 +159,15 @@ class Notes:
             last = decision if question == self.key else last
         return last
 
-    def without_plan(self, cluster: Cluster) -> Decision | None:
-        """Return the last decision about this question, if it is that there is no plan for this cluster."""
+    def without_plan(self, cluster: Cluster, database: str) -> Decision | None:
+        """Return the last decision about this question, if it is that there is no plan for this cluster.
+
+        Not where a cost was not known, and the cost database has others by now: its state is `database`.
+        """
         last = self.last
-        found = last is not None and last.decided == Decided.NONE and last.new_fingerprint == cluster.fingerprint
-        return last if found else None
+        if last is None or last.decided != Decided.NONE or last.new_fingerprint != cluster.fingerprint:
+            return None
+        return last if last.lacked_in in ("", database) else None
 
     @staticmethod
     def decisions(work: Path) -> Iterator[Decision]:
@@ -183,7 +188,7 @@ def _decisions(folder: Path) -> Iterator[tuple[str, Decision]]:
             content = json.loads(line)
             question = content.pop("question")
             seconds = [name for name in _SECONDS if content[name] is not None]
-            _check(content, text=_TEXTS, numbers=("margin", *seconds))
+            _check(content, text=[*_TEXTS, *(name for name in _ADDED if name in content)], numbers=("margin", *seconds))
             decision = Decision(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DejavuError(
