@@ -243,6 +243,23 @@ def test_replicas_make_pipelines_of_their_own(tmp_path: Path) -> None:
     assert prices[0].reduction_seconds == pytest.approx(12e6 / 1e9)  # 2 × 1/2 of three layers' 4 MB
 
 
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_replica_of_two_pipelines_does_the_work_of_both(tmp_path: Path, shared: int) -> None:
+    """Two replicas beside a stage of one: that one has 16 microbatches to do, not 8."""
+    counts = [2, 2]
+    counts[shared] = 1
+    prices = []
+    for name, numbers in (("shared", counts), ("apart", [2, 2])):
+        row = plan_row([[("fast", 1)] * number for number in numbers], [3], num_microbatches=8)
+        plan, found = only_plan(write_folder(tmp_path / name, [row]))
+        prices.append(price_plan(plan, found.layers, found.network))
+    each = 3 * (0.001 + 2 * 0.010, 2 * 0.010 + 0.005)[shared]  # forward and backward
+    both, apart = prices
+    assert both.passes_seconds >= 16 * each and both.formula_seconds >= 16 * each
+    assert apart.passes_seconds < 16 * each and apart.notes == ()
+    assert "2 pipelines of 8 microbatches, and a replica of several does theirs in turn" in both.notes[0]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_generated_folders_are_priced(tmp_path: Path, seed: int) -> None:
     """Mixed devices and degrees, slow links, fewer microbatches than stages, rows that are missing: never a crash."""

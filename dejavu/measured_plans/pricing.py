@@ -5,6 +5,8 @@ Sailor's also mixes devices):
 
 - Replica j of each stage makes one pipeline with replica j of the next. Pipelines meet once a step: at a barrier before
   gradients are reduced. So a slow replica slows its own pipeline alone, and the slowest pipeline counts.
+- There are as many pipelines as the stage with the most replicas has. A replica of a stage with fewer is in several:
+  it does and passes on a microbatch of each in turn, so that each pipeline waits for all of them.
 - A message blocks both of its ends. Tensor-parallel ranks each send their part of it (`PartitionedTensor`): first a
   few numbers that say its form, then the part, and the receiver's ranks gather the whole. Where degrees differ, a rank
   sends its part to, or receives from, one rank of the other side after the other.
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,8 +82,10 @@ def price_plan(
         InputError: the model's embedding, or head, is too small to say how long messages are.
     """
     notes: set[str] = set()
-    pipelines = _pipelines(plan, notes)
-    stages = {one: [_stage(plan, layers, s, replica, notes) for s, replica in enumerate(one)] for one in pipelines}
+    pipelines, shares = _pipelines(plan, notes), _shares(plan)
+    stages = {
+        one: [_stage(plan, layers, s, replica, shares[s], notes) for s, replica in enumerate(one)] for one in pipelines
+    }
     messages = {one: _messages(plan, layers, network, one, form, notes) for one in pipelines}
     reduction, update = _per_step(plan, layers, network, notes)
     passes = max(
@@ -98,20 +103,32 @@ def price_plan(
 
 
 def _pipelines(plan: MeasuredPlan, notes: set[str]) -> list[Pipeline]:
-    """Return the distinct pipelines; where a stage has fewer replicas, they take turns."""
+    """Return the distinct pipelines; where a stage has fewer replicas, they are in several."""
     counts = [len(stage.replicas) for stage in plan.stages]
     if len(set(counts)) > 1:
-        notes.add(f"stages have {', '.join(map(str, counts))} replicas: taken in turn")
+        notes.add(
+            f"stages have {', '.join(map(str, counts))} replicas: {max(counts)} pipelines of {plan.num_microbatches} "
+            "microbatches, and a replica of several does theirs in turn"
+        )
     every = (tuple(stage.replicas[j % len(stage.replicas)] for stage in plan.stages) for j in range(max(counts)))
     return list(dict.fromkeys(every))
 
 
-def _stage(plan: MeasuredPlan, layers: LayerProfile, s: int, replica: Replica, notes: set[str]) -> StageSeconds:
+def _shares(plan: MeasuredPlan) -> list[int]:
+    """Return in how many pipelines a replica of each stage is, at most."""
+    most = max(len(stage.replicas) for stage in plan.stages)
+    return [-(-most // len(stage.replicas)) for stage in plan.stages]
+
+
+def _stage(
+    plan: MeasuredPlan, layers: LayerProfile, s: int, replica: Replica, share: int, notes: set[str]
+) -> StageSeconds:
+    """Return the passes of one microbatch of each of the pipelines that share the replica."""
     span = _span(plan.stages[s])
     forward, backward = layers.passes_seconds(
         replica.device_type, plan.model, span, replica.tensor_parallel, plan.microbatch_size, notes
     )
-    return StageSeconds(forward_seconds=forward, backward_seconds=backward, per_step_seconds=0.0)
+    return StageSeconds(forward_seconds=share * forward, backward_seconds=share * backward, per_step_seconds=0.0)
 
 
 def _span(stage: MeasuredStage) -> range:
@@ -122,14 +139,15 @@ def _messages(
     plan: MeasuredPlan, layers: LayerProfile, network: Network, pipeline: Pipeline, form: MessageForm, notes: set[str]
 ) -> list[BlockingMessages]:
     found = []
-    for stage, here, there in zip(plan.stages[:-1], pipeline[:-1], pipeline[1:], strict=True):
+    shares = [max(pair) for pair in pairwise(_shares(plan))]  # a shared replica says the messages of all its pipelines
+    for stage, here, there, share in zip(plan.stages[:-1], pipeline[:-1], pipeline[1:], shares, strict=True):
         size = layers.output_bytes(plan.model, stage.stop - 1, plan.microbatch_size)
         if size is None:
             raise InputError(f"plan {plan.id}: no row says output_bytes_mb1 of layer {stage.stop - 1} of {plan.model}")
         found.append(
             BlockingMessages(
-                _message_seconds(network, here, there, size, form, notes),
-                _message_seconds(network, there, here, size, form, notes),
+                share * _message_seconds(network, here, there, size, form, notes),
+                share * _message_seconds(network, there, here, size, form, notes),
             )
         )
     return found
