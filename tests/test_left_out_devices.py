@@ -187,6 +187,13 @@ def test_files_that_cannot_be_read_are_told_by_name(tmp_path: Path) -> None:
     rows, totals = kernels(np.random.default_rng(0), names), models(names)
     with pytest.raises(InputError, match=r"wanted two devices.*120 rows were dropped \(no float32 kernel; .*fp16"):
         found(tmp_path, rows.assign(dtype="fp16"), totals)
+    halves = rows.assign(dtype=["fp16" if name == names[0] else "fp32" for name in rows["device"]])
+    unusable = rf"{names[0]} has no row that can be used; 60 rows were dropped \(no float32 kernel; .*fp16"
+    with pytest.raises(InputError, match=f"--train {unusable}"):
+        found(tmp_path, halves, totals, train=names[0], test=names[1])
+    with pytest.raises(InputError, match=f"--test {unusable}"):
+        found(tmp_path, halves, totals[totals["device"] != names[0]], train=names[1], test=names[0])
+    found(tmp_path, halves, totals, train=names[1], test=names[0])  # whole models of it are predicted
     with pytest.raises(InputError, match=r"models\.parquet: expected columns fw_ops"):
         found(tmp_path, rows, totals.drop(columns="fw_ops"))
     broken = totals.assign(fw_ops=totals["fw_ops"].replace("[['Linear', (512, 512, 512)]]", "[["))

@@ -64,11 +64,14 @@ def run(
     if models is None or devices is None:
         raise InputError("--kernels also wants --models F and --devices CSV")
     check_columns(kernels, parquet_columns(kernels, "NeuSight's kernels.parquet"), KERNEL_COLUMNS)
-    rows, dropped = usable_rows(pd.read_parquet(kernels))
+    frame = pd.read_parquet(kernels)
+    rows, dropped = usable_rows(frame)
     totals, operators, dropped_models = _read_models(models)
     table = device_types(devices)
-    spelling = one_spelling([*rows["device"].unique(), *totals["device"].unique()], table, devices)
-    measured, everywhere = _present(rows["device"]), _present(rows["device"], totals["device"])
+    listed = pd.Series([name for text in texts_of(frame["device"]) if (name := text.strip())], dtype=object)
+    named = pd.concat([rows["device"], totals["device"], listed])  # those without a usable row too, to say so of them
+    spelling = one_spelling(named.unique(), table, devices)
+    measured, everywhere = _present(rows["device"], listed), _present(named)
     rows = rows.assign(device=rows["device"].map(spelling))
     totals = totals.assign(device=totals["device"].map(spelling))
     try:
@@ -81,6 +84,9 @@ def run(
         return _each_left_out(rows, totals, parts, types, said)
     training = list(dict.fromkeys(spelling[name] for name in chosen(train, measured, "--train")))
     unseen = list(dict.fromkeys(spelling[name] for name in chosen(test, everywhere, "--test")))
+    for option, asked, usable in (("train", training, [rows]), ("test", unseen, [rows, totals])):
+        if nothing := set(asked).difference(*(one["device"] for one in usable)):
+            raise InputError(f"--{option} {', '.join(sorted(nothing))} has no row that can be used{_why(dropped)}")
     both = {words(name) for name in training} & {words(name) for name in unseen}
     if both:
         raise InputError(f"{', '.join(' '.join(sorted(name)) for name in both)} is in --train and in --test")
@@ -114,9 +120,8 @@ def _each_left_out(
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Predict each device from all others, some of whose rows are learned from; all rows of its own are counted."""
     if len(types) < 2:
-        dropped = "; ".join(f"{count:,} rows were dropped ({reason})" for reason, count in said["dropped_rows"].items())
         raise InputError(
-            f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more{dropped and '; ' + dropped}"
+            f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more{_why(said['dropped_rows'])}"
         )
     drawn = rows.iloc[drawn_order(kernels_of(rows), rows["latency_ms"].to_numpy(dtype=float))]
     alike = drawn.groupby([drawn["device"].astype(str), drawn["op"].astype(str)])
@@ -204,6 +209,10 @@ def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
             counts[reason] = fresh
         bad |= mask
     return rows.assign(latency_ms=milliseconds)[~bad], counts
+
+
+def _why(dropped: Mapping[str, int]) -> str:
+    return "".join(f"; {count:,} rows were dropped ({reason})" for reason, count in dropped.items())
 
 
 def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str, *, intervals: bool = True) -> Learned:
