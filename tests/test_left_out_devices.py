@@ -229,6 +229,20 @@ def test_repeated_and_shuffled_rows_of_models_change_nothing(tmp_path: Path, see
     assert ours(found(tmp_path, rows, texts)[0]) == pytest.approx(ours(wanted[0]))
 
 
+def test_of_traces_that_differ_one_is_taken_in_any_order_of_rows(tmp_path: Path) -> None:
+    """Another version of torch traced one device's model: twice the product."""
+    names = list(SPELLINGS)[:2]
+    rows, totals = kernels(np.random.default_rng(0), names), models(names)
+    wider = {"in_shapes": "[[512, 1024]]", "fw_ops": "[['Linear', (512, 512, 1024)]]", "device": names[1]}
+    both = pd.concat([totals, totals[totals["kind"] == "op"].assign(**wider)], ignore_index=True)
+    predicted = [
+        {(row["device"], row["what"]): row["ours_ms"] for row in found(tmp_path, rows, one)[0] if "ours_ms" in row}
+        for one in (both, both[::-1])
+    ]
+    assert predicted[0] == pytest.approx(predicted[1])
+    assert len(predicted[0]) == 2
+
+
 def test_what_neusight_learned_from_is_told(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     names = list(SPELLINGS)

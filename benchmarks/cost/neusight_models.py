@@ -65,7 +65,9 @@ class Program:
 def programs(models: pd.DataFrame) -> dict[tuple[Any, ...], Program]:
     """By model, mode, sequence, batch and option; shapes do not depend on the device, so any device's rows serve.
 
-    Of rows that say the same operator (`idx`) of the same trace the first counts: a file may repeat its rows.
+    Traces of several devices may differ, as torch's versions do: the first device's by name is taken, in whatever order
+    the rows are. Of rows that say the same operator (`idx`) of the same trace the first counts: a file may repeat its
+    rows.
 
     Raises:
         InputError: what a row says of its operator cannot be read; the message names the model.
@@ -73,7 +75,7 @@ def programs(models: pd.DataFrame) -> dict[tuple[Any, ...], Program]:
     operators = models[(models["kind"].astype(str) == "op") & models["fw_ops"].notna()]
     found: dict[tuple[Any, ...], Program] = {}
     for key, rows in operators.groupby(list(CONFIG), observed=True):
-        first = rows["device"].astype(str).iloc[0]
+        first = rows["device"].astype(str).min()
         trace = rows[rows["device"].astype(str) == first]
         trace = trace[~(trace["idx"].duplicated() & trace["idx"].notna())]
         try:
