@@ -243,6 +243,17 @@ def test_of_traces_that_differ_one_is_taken_in_any_order_of_rows(tmp_path: Path)
     assert len(predicted[0]) == 2
 
 
+@pytest.mark.parametrize("number", [np.nan, -1.0])
+def test_a_layer_of_which_the_number_is_missing_is_refused(tmp_path: Path, number: float) -> None:
+    """It was counted once: a model of 24 layers was predicted to take a tenth of its time."""
+    names = list(SPELLINGS)[:2]
+    rows, totals = kernels(np.random.default_rng(0), names), models(names)
+    inside = totals.assign(name=totals["name"].replace("x", "h_h_0_x"), num_layer=number)
+    with pytest.raises(InputError, match=r"models\.parquet: .* of model one.*num_layer is .*wanted how often"):
+        found(tmp_path, rows, inside)
+    found(tmp_path, rows, inside.assign(num_layer=0.0))  # as of models whose layers are all traced
+
+
 def test_what_neusight_learned_from_is_told(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     names = list(SPELLINGS)

@@ -105,10 +105,12 @@ def _program(rows: pd.DataFrame) -> Program:
 
 
 def _counts(rows: pd.DataFrame) -> NDArray[np.float64]:
-    """How often each row runs: `num_layer` times inside the layer, once outside."""
+    """How often each row runs: `num_layer` times inside the layer, once outside; 0 layers: all rows are there."""
     counts = np.ones(len(rows))
     inside = np.flatnonzero([bool(IN_FIRST_LAYER.search(str(name))) for name in rows["name"]])
     num_layers = float(rows["num_layer"].iloc[0])
+    if len(inside) and not (math.isfinite(num_layers) and num_layers >= 0):
+        raise ValueError(f"num_layer is {num_layers:g}; wanted how often its layer is there, a number from 0 on")
     if len(inside) and num_layers > 0:
         operations = rows["op"].astype(str).tolist()
         after = range(inside[-1] + 1, len(rows))
