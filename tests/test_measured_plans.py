@@ -260,6 +260,15 @@ def test_a_replica_of_two_pipelines_does_the_work_of_both(tmp_path: Path, shared
     assert "2 pipelines of 8 microbatches, and a replica of several does theirs in turn" in both.notes[0]
 
 
+def test_plans_of_other_sequences_than_the_layers_are_said(tmp_path: Path) -> None:
+    """Layers say nothing of their sequences: two plans that differ in them alone have one price."""
+    plans = [plan_row([[("fast", 1)]], [], id=str(length), sequence_length=length) for length in (512, 2048)]
+    _, alike, _ = run(write_folder(tmp_path / "one", plans[:1] * 2))
+    _, rows, _ = run(write_folder(tmp_path / "two", plans))
+    assert rows[0]["simulated_s"] == rows[1]["simulated_s"] and all(row["notes"] == "" for row in alike)
+    assert all("sequences of 512 and 2,048 tokens, and its layers were measured at one" in r["notes"] for r in rows)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_generated_folders_are_priced(tmp_path: Path, seed: int) -> None:
     """Mixed devices and degrees, slow links, fewer microbatches than stages, rows that are missing: never a crash."""

@@ -64,7 +64,7 @@ def row_of(
     price: PlanPrice | None = None
     try:
         price = price_plan(plan, found.layers, found.network, form=form, sending=sending)
-        notes = "; ".join(price.notes)
+        notes = "; ".join([*price.notes, *_of_sequences(plan, found)])
     except DejavuError as error:
         notes = f"not priced: {error}"
     measured = plan.measured_seconds
@@ -91,6 +91,16 @@ def row_of(
         "doubt": plan.doubt,
         "notes": notes,
     }
+
+
+def _of_sequences(plan: MeasuredPlan, found: MeasuredFolder) -> list[str]:
+    """Say where plans of a model differ in the length of their sequences, which layers.parquet does not tell."""
+    alike = [one for one in found.plans if isinstance(one, MeasuredPlan) and one.model == plan.model]
+    lengths = sorted({one.sequence_length for one in alike})
+    if len(lengths) == 1:
+        return []
+    what = " and ".join(f"{length:,}" for length in lengths)
+    return [f"plans of {plan.model} have sequences of {what} tokens, and its layers were measured at one length"]
 
 
 def errors_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
