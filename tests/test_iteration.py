@@ -208,6 +208,16 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         table.read(path)
 
 
+def test_times_in_seconds_are_refused(tmp_path: Path) -> None:
+    """They were compared: an error of a hundred thousand percent."""
+    sizes = {"hidden size": 8192, "# layers": 8, "sequence length": 2048}
+    assert table.run(write(tmp_path / "times.csv", **sizes, **{table.MILLISECONDS: 600.0}))[2]["rows"] == 1
+    with pytest.raises(
+        InputError, match=r"seconds\.csv: half of the times .*is 'iteration time \(ms\)' in milliseconds"
+    ):
+        table.run(write(tmp_path / "seconds.csv", **sizes, **{table.MILLISECONDS: 0.6}))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_however_a_file_is_written_it_says_the_same(tmp_path: Path, seed: int) -> None:
     """Marks, ends and blanks of lines, quotes, order of columns; and a bad cell is told with the line it stands in."""

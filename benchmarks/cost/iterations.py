@@ -45,6 +45,7 @@ VTRAIN_MAPE_PERCENT = {"one node": 8.37, "several nodes": 14.73}
 TUNED = "host efficiency, and when vocabularies are padded and activations recomputed, to vTrain's single-node file"
 EFFICIENCIES = np.arange(0.59, 0.76, 0.01)  # what a calibration tries
 SEEDS = range(5)
+LEAST_OF_PEAK = 0.1  # of the seconds at the peak of an A100: no peak in the catalogue is ten times as high
 LONGEST_MILLISECONDS = 86_400_000.0  # a day: no iteration, but a mistake of the unit
 # Points of one line differ from it by rounding alone when they were computed, by 1e-3 or more when they were measured.
 COMPUTED_SPREAD = 1e-9
@@ -234,9 +235,20 @@ def _best_efficiency(by_efficiency: Sequence[Floats], seconds: Floats) -> float:
 
 
 def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """The table of `--iterations`."""
+    """The table of `--iterations`.
+
+    Raises:
+        InputError: as `read`; or the times are of another unit, as half of them are far below what a device can do.
+    """
     iterations, seconds = in_one_order(*read(path))  # a tenth that is drawn is the same whatever the rows' order
     pricer = IterationPricer()
+    peak = pricer.device.peak_flops_per_second["float16"]
+    work = np.array([iteration.model_flops / iteration.num_devices / peak for iteration in iterations])
+    if np.median(seconds / work) < LEAST_OF_PEAK:
+        raise InputError(
+            f"{path}: half of the times or more are below {LEAST_OF_PEAK:g} of what an iteration takes at the peak of "
+            f"{pricer.device.name}; is {MILLISECONDS!r} in milliseconds?"
+        )
     settings = [as_run(iteration, pricer) for iteration in iterations]
     prices = [pricer.price(iteration) for iteration in settings]
     predicted = _seconds(prices)
@@ -248,8 +260,6 @@ def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
             [replace(pricer, host_efficiency=1.0).price(iteration) for iteration in settings]
         ),
     }
-    peak = pricer.device.peak_flops_per_second["float16"]
-    work = np.array([iteration.model_flops / iteration.num_devices / peak for iteration in iterations])
     ways["FLOPs / peak, its one efficiency fitted on this file"] = work * best_scale(work, seconds)
 
     rows: list[dict[str, Any]] = [{"way": name} | errors(times, seconds) for name, times in ways.items()]
