@@ -412,6 +412,23 @@ def test_another_copy_stands_in_for_a_number_that_is_missing(tmp_path: Path) -> 
     assert prices[0] == prices[1]
 
 
+@pytest.mark.parametrize("column", ["forward_s", "backward_s"])
+def test_a_pass_that_took_no_time_was_not_measured(tmp_path: Path, column: str) -> None:
+    """Layers of 0 s made plans faster; an embedding's backward pass alone may take 0. Another copy stands in."""
+    inner = [row | {column: 0.0} if row["layer"] in (2, 3) else row for row in layer_rows()]
+    copied = [row | {f"planner_{column}": sound[column]} for row, sound in zip(inner, layer_rows(), strict=True)]
+    prices = {}
+    for name, layers in (("sound", None), ("zero", inner), ("copied", copied)):
+        plan, found = only_plan(write_folder(tmp_path / name, [plan_row([[("fast", 1)]], [])], layers))
+        prices[name] = price_plan(plan, found.layers, found.network)
+        assert sum(found.left_out.values()) == (36 if name == "zero" else 0)
+    assert prices["zero"].passes_seconds == pytest.approx(prices["sound"].passes_seconds)
+    assert any("as its other transformer layers" in note for note in prices["zero"].notes)
+    assert prices["copied"] == prices["sound"]
+    idle = [row | {"backward_s": 0.0} if row["kind"] == "embedding" else row for row in layer_rows()]
+    assert not read_folder(write_folder(tmp_path / "idle", [plan_row([[("fast", 1)]], [])], idle)).left_out
+
+
 def test_links_without_any_bandwidth_are_said(tmp_path: Path) -> None:
     plans = [plan_row([[("fast", 1)], [("fast", 1)]], [3]), plan_row([[("fast", 1), ("slow", 1)]], [])]
     _, rows, summary = run(write_folder(tmp_path / "f", plans, between=-1.0))

@@ -20,7 +20,7 @@ from dejavu.measured_plans.plans import BadPlan, MeasuredPlan, read_plans
 _LAYERS = ("device_type", "model", "layer", "tensor_parallel", "microbatch_size", "forward_s", "backward_s")
 _ZONES = ("from_zone", "to_zone")
 _NETWORK = ("scope", "from_device", "from_count", "to_device", "to_count", "c2", "c1", "c0")
-_WITHIN = "within a node"
+_WITHIN, _EMBEDDING = "within a node", "embedding"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,11 @@ def _rows(path: Path, wanted: tuple[str, ...], by: tuple[str, ...] = ()) -> list
 
 
 def _layer_rows(path: Path, left_out: Counter[str]) -> list[tuple[str, str, int, int, int, LayerRow]]:
-    """Rows whose passes are numbers; a layer without work (an embedding's backward pass) may take 0."""
+    """Rows whose passes are numbers above 0; an embedding's backward pass has hardly any work, and may take 0."""
     found = []
     for row in _rows(path, _LAYERS):
         forward, backward = (_first(row, f"{name}_s", f"planner_{name}_s") for name in ("forward", "backward"))
+        may_idle = row.get("kind") in (None, "", _EMBEDDING)  # or may be one: where no kind is said
         layer, degree, size = (_whole(row, name) for name in ("layer", "tensor_parallel", "microbatch_size"))
         if not row["device_type"] or not row["model"]:
             left_out[f"{path.name}: no device_type or no model"] += 1
@@ -82,7 +83,7 @@ def _layer_rows(path: Path, left_out: Counter[str]) -> list[tuple[str, str, int,
         if layer is None or degree is None or size is None or degree < 1 or size < 1:
             left_out[f"{path.name}: layer, tensor_parallel or microbatch_size is no whole number"] += 1
             continue
-        if forward is None or backward is None or min(forward, backward) < 0.0 or forward + backward <= 0.0:
+        if not forward or backward is None or min(forward, backward) < 0.0 or not (backward or may_idle):
             left_out[f"{path.name}: no forward_s and backward_s above 0"] += 1
             continue
         measured = LayerRow(
@@ -131,8 +132,9 @@ def _network(path: Path, left_out: Counter[str]) -> Network:
 
 
 def _first(row: dict[str, Any], *names: str) -> float | None:
-    """The first of the columns that has a number here: the planner's is another copy of the same measurements."""
-    return next((value for name in names if (value := _number(row, name)) is not None), None)
+    """The first of the columns with a number other than 0, else with one: the planner's is a copy of the same times."""
+    values = [value for name in names if (value := _number(row, name)) is not None]
+    return next((value for value in values if value), values[0] if values else None)
 
 
 def _number(row: dict[str, Any], name: str) -> float | None:
