@@ -83,11 +83,17 @@ class Network:
     def message_seconds(
         self, ends: tuple[str, str], counts: tuple[int, int], part_bytes: float, notes: set[str]
     ) -> float:
-        """Return how long each of min(counts) pairs takes to send so many bytes, all at the same time."""
+        """Return how long each of min(counts) pairs takes to send so many bytes, all at the same time.
+
+        Raises:
+            InputError: the pair's bandwidth is nowhere above 0.
+        """
         bandwidth = self._between(ends, counts, notes)
-        if bandwidth is None:
-            return self._inside(ends[0], min(counts)).seconds(part_bytes)
-        return min(counts) * bandwidth.seconds(part_bytes)
+        pairs = min(counts) if bandwidth is not None else 1
+        seconds = pairs * (bandwidth or self._inside(ends[0], min(counts))).seconds(part_bytes)
+        if not math.isfinite(seconds):
+            raise InputError(f"the bandwidth from {ends[0]} to {ends[1]} is 0 or less at all sizes; wanted one above 0")
+        return seconds
 
     def ring_seconds(self, devices: Iterable[str], degree: int, size_bytes: float, notes: set[str]) -> float:
         """Return an all-reduce of so many bytes on each of the devices, `degree` rings side by side.

@@ -79,7 +79,7 @@ def price_plan(
 
     Raises:
         MissingProfileError: a layer cannot be priced from anything that was measured.
-        InputError: the model's embedding, or head, is too small to say how long messages are.
+        InputError: no row says how long a message is, or a link that it takes has no bandwidth above 0.
     """
     notes: set[str] = set()
     pipelines, shares = _pipelines(plan, notes), _shares(plan)
