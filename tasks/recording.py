@@ -25,7 +25,7 @@ from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
 from dejavu.init._base import FACTORS
 from dejavu.planning import Candidate, Choice, Considered, choice_to_dict, reason
-from dejavu.planning.sentences import what_was_gained
+from dejavu.planning.sentences import names_apart, what_was_gained
 from dejavu.profiling.profiler import MeasureResult
 from dejavu.report import (
     ReportData,
@@ -100,10 +100,9 @@ def record_choice(run: Run, choice: Choice, binding: Binding, bound: Candidate) 
     run.artifact_json("plan/choice.json", choice_to_dict(choice))
     run.tags({VERDICT_TAG: what_was_gained(choice), "mlflow.note.content": reason(choice)})  # until there is a report
     record_plan(run, binding)
-    for name in dict.fromkeys(row.search for row in choice.considered):
-        rows = [row for row in choice.considered if row.search == name and row.result is not None]
-        if rows:
-            record_search(run, name, rows)
+    names = names_apart(choice)
+    for name in dict.fromkeys(names.values()):
+        record_search(run, name, [row for row, other in names.items() if other == name])
 
 
 def record_plan(run: Run, binding: Binding) -> None:
@@ -114,7 +113,7 @@ def record_plan(run: Run, binding: Binding) -> None:
 
 
 def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
-    """Record a search: price and proof of its plan for each number of microbatches (MLflow's step), and the best."""
+    """Record one way of a search: price and proof for each number of microbatches (MLflow's step), and the best."""
     results = [(row.num_microbatches, row.result) for row in rows if row.result is not None]
     best = min((result for _, result in results), key=lambda result: result.step_seconds)
     with run.child(f"search: {name}", {"search": best.search, "cuts": list(best.plan.cuts)}) as child:

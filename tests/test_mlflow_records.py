@@ -36,6 +36,7 @@ from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plans import Offload, Plan, Stage, StageConfiguration
 from dejavu.plans.answers import BUDGET_SECONDS
+from dejavu.report.charts import convergence_chart
 from dejavu.report.note import DEGREES, command_of, left_out_of_command
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import MARKER
@@ -709,3 +710,14 @@ def test_the_figures_of_a_choice_are_those_of_the_plan_as_bound() -> None:
         assert told == pytest.approx(
             {"predicted_step_seconds": bound.step_seconds, "optimality_gap_percent": 100.0 * max(0.0, gap)}
         )
+
+
+def test_each_way_of_a_search_is_a_run_of_its_own_named_as_the_page_names_it() -> None:
+    """Two sites of one type: a search is asked for the whole type and for its islands, with one number beside."""
+    options = {"schedules": ("1f1b",), "microbatches": (4,), "budget_seconds": 2.0}
+    choice = dejavu.plan("mlp", "examples/clusters/two-sites.yaml", searches=("uniform",), **options)
+    run = MagicMock()
+    recording.record_choice.fn(run, choice, choice.binding, choice.chosen)
+    names = [call.args[0].removeprefix("search: ") for call in run.child.call_args_list]
+    assert len(names) == len(set(names)) and any("in left" in name for name in names)
+    assert set(names) == {curve.name for curve in convergence_chart(choice).data}

@@ -16,6 +16,7 @@ from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
     OTHER_WAYS,
+    name_of,
     what_hosts_are_assumed,
     what_is_away,
     what_is_likely,
@@ -63,7 +64,7 @@ def considered_table(choice: Choice) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(choice):
         proved = none_below(choice, row)
-        shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
+        shown, count, name = row.shown, str(row.num_microbatches), name_of(row)
         if row is choice.origin:
             moved = ", cuts moved" if choice.cuts_moved and row.search in NAMES else ""
             shown, name = choice.chosen, f"✔ {name}{moved}"

@@ -22,7 +22,7 @@ from dejavu.foundation.units import (
 from dejavu.graphs.capture import COMPILED
 from dejavu.parallelism import OFFLOADS
 from dejavu.planning.candidates import LONG_WAITING, Candidate
-from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
+from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice, Considered
 from dejavu.plans import Plan
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.simulation.bound import CLOSE
@@ -34,6 +34,28 @@ MASKED_PART = 0.2  # of the FLOPs that MFU counts: worth a word
 SMALL_GAIN = 1.05  # below, a gain is written in percent
 OTHER_WAYS = {BOTH_WAYS: "of chimera", SLICES: "in slices"}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
+
+
+def name_of(row: Considered) -> str:
+    """Return what tables and figures call the search of a row."""
+    return NAMES.get(row.search, row.search)
+
+
+def names_apart(choice: Choice) -> dict[Considered, str]:
+    """Name each row with a search's answer; the ways in which one search was asked have names of their own.
+
+    Rows of the same way, with other numbers of microbatches, have the same name.
+    """
+    rows = [row for row in choice.considered if row.result]
+    num_parts = len({row.devices for row in rows})
+    found, known = dict[Considered, str](), set[tuple[str, int]]()
+    for row in rows:
+        name = name_of(row) + (f", {row.devices}" if num_parts > 1 else "")
+        if (name, row.num_microbatches) in known:  # where nothing fitted, asked once more for less memory
+            name += f", as {row.priced.problem.schedule}"
+        known.add((name, row.num_microbatches))
+        found[row] = name
+    return found
 
 
 def what_was_chosen(choice: Choice) -> str:

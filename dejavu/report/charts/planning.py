@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from dejavu.cost import CostTable
 from dejavu.foundation.units import format_bound, format_seconds, plural, scale_of_seconds
 from dejavu.planning import Candidate, Choice
-from dejavu.planning.sentences import NAMES
+from dejavu.planning.sentences import names_apart
 from dejavu.plans import Plan, SearchResult
 from dejavu.report.charts._base import INK, MARK, QUIET, SERIES, figure, plain, ticks_of
 
@@ -61,16 +61,14 @@ def _searched(choice: Choice, count: int) -> tuple[list[tuple[str, SearchResult,
 
     A search has one color. Parts of the cluster whose devices plans may have are told apart by name and dashes.
     """
-    answered = [(row, row.result) for row in choice.considered if row.num_microbatches == count and row.result]
-    parts = list(dict.fromkeys(row.devices for row, _ in answered))
-    searches = list(dict.fromkeys(row.search for row, _ in answered))
+    names = {row: name for row, name in names_apart(choice).items() if row.num_microbatches == count}
+    parts = list(dict.fromkeys(row.devices for row in names))
+    searches = list(dict.fromkeys(row.search for row in names))
     found = list[tuple[str, SearchResult, dict[str, str]]]()
-    for row, result in answered:
-        name = NAMES.get(row.search, row.search) + (f", {row.devices}" if len(parts) > 1 else "")
-        again = any(name == known for known, *_ in found)  # where nothing fitted, asked once more for less memory
+    for row, name in names.items():
         color, dash = searches.index(row.search) % len(SERIES), parts.index(row.devices) % len(DASHES)
-        named = f"{name}, as {row.priced.problem.schedule}" if again else name
-        found.append((named, result, {"color": SERIES[color], "dash": DASHES[dash]}))
+        if row.result:
+            found.append((name, row.result, {"color": SERIES[color], "dash": DASHES[dash]}))
     return found, len(parts)
 
 
