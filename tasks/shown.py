@@ -23,7 +23,7 @@ from dejavu.cost.rates import Rates, rates
 from dejavu.foundation.units import format_bound, format_seconds
 from dejavu.graphs.graph import Graph
 from dejavu.planning import Choice
-from dejavu.planning.sentences import NAMES, scope, short
+from dejavu.planning.sentences import name_of, scope, short
 from dejavu.runtime.job import TrainingJob
 from dejavu.timing.pace import Pace, in_words
 from dejavu.track import Tracker
@@ -135,7 +135,7 @@ def show_choice(choice: Choice) -> None:
     rows = [(shown, row) for row in choice.considered if (shown := row.shown) is not None]
     table = [
         {
-            "search": NAMES.get(row.search, row.search),
+            "search": name_of(row),
             "microbatches": row.num_microbatches,
             "schedule": shown.plan.schedule_name,
             "stages": len(shown.plan.stages),

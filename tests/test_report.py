@@ -28,7 +28,7 @@ from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
 from dejavu.planning.considered import considered_table, stages_table
-from dejavu.planning.sentences import OTHER_WAYS
+from dejavu.planning.sentences import OTHER_WAYS, name_of
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.orders import both_ways_orders
 from dejavu.plans.priced_problem import PassCost, PricedProblem
@@ -326,7 +326,7 @@ def test_the_numbers_of_the_page_are_the_records(run, html):
     ):
         assert wanted in text, wanted
     for row in run.choice.considered:
-        assert row.search in text
+        assert f"{name_of(row)} {row.num_microbatches} " in text
     for s, stage in enumerate(run.stages):
         measured = run.training.stages[s]
         assert stage.headroom_bytes == 8 * 2**30 - run.price.peak_bytes[s]
@@ -613,7 +613,7 @@ def test_a_step_too_long_to_draw_is_drawn_from_its_beginning(monkeypatch):
 def test_the_plan_of_the_run_is_marked(run, html):
     marked = Page(html).marked
     assert marked[0].startswith(f"✔ this run {run.plan.schedule} {run.plan.num_microbatches} ")
-    assert any(row.startswith(f"✔ {run.choice.origin.search} ") for row in marked)
+    assert any(row.startswith(f"✔ {name_of(run.choice.origin)} ") for row in marked)
     assert any(row.startswith(f"✔ {run.winner.draw} ") for row in marked)
     assert any(row.startswith("✔ this one ") for row in marked)
 
@@ -684,7 +684,7 @@ def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):
         f"0.50 × as fast as the {run.baseline_name}, measured in turn, was the planner's plan; so this" in parsed.text
     )
     best = run.choice.best_baseline
-    assert any(row.startswith(f"✔ {best.search} {best.num_microbatches} ") for row in parsed.marked)
+    assert any(row.startswith(f"✔ {name_of(best)} {best.num_microbatches} ") for row in parsed.marked)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])

@@ -24,7 +24,7 @@ from dejavu.foundation.units import (
     plural,
 )
 from dejavu.planning.considered import none_below
-from dejavu.planning.sentences import between, short
+from dejavu.planning.sentences import between, name_of, short
 from dejavu.plans import Plan
 from dejavu.report.charts import (
     accuracy_chart,
@@ -68,6 +68,7 @@ def page(run: ReportData) -> str:
         topology=Markup(topology_svg(run.binding, run.cluster, run.links)),
         fullest=_fullest(run),
         none_below=none_below,
+        name_of=name_of,
         format_gap=format_gap,
         trials=trials[:MOST_TRIALS],
         num_more_trials=max(0, len(trials) - MOST_TRIALS),
