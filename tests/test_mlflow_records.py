@@ -34,6 +34,7 @@ from dejavu.foundation.processes.files import write_json
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
+from dejavu.planning import choice_to_dict
 from dejavu.plans import Offload, Plan, Stage, StageConfiguration
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.charts import convergence_chart
@@ -721,3 +722,5 @@ def test_each_way_of_a_search_is_a_run_of_its_own_named_as_the_page_names_it() -
     names = [call.args[0].removeprefix("search: ") for call in run.child.call_args_list]
     assert len(names) == len(set(names)) and any("in left" in name for name in names)
     assert set(names) == {curve.name for curve in convergence_chart(choice).data}
+    written = [(row["search"], str(row["of_devices"])) for row in choice_to_dict(choice)["considered"]]
+    assert len(written) == len(set(written)), "as the rows of `dejavu plan --json` tell them apart"

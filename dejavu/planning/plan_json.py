@@ -65,7 +65,8 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
 
     `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
     `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
-    `most_devices` is how many of the cluster's devices stages may take together in the ways that a row was searched in.
+    `most_devices` is how many of the cluster's devices stages may take together in the ways that a row was searched in,
+    `of_devices` how many of which type, or of which type on which groups of nodes.
     `cuts_moved` says whether the plan is that of its `search` with other cuts.
     `gap_percent` is the cost model's (null: no search found a plan), `simulated_gap_percent` what the best plan could
     save of the simulated step at most. `assumed_host_…` is what launching takes of it, where that is most of the step
@@ -190,6 +191,7 @@ def _row(choice: Choice, row: Considered) -> dict[str, Any]:
         "search": row.search,
         "microbatches": row.num_microbatches,
         "most_devices": sum(row.priced.problem.device_counts.values()),
+        "of_devices": dict(row.priced.problem.device_counts),
         "schedule": shown and shown.plan.schedule_name,
         "step_seconds": found and found.step_seconds,
         "lower_bound_seconds": None if row.is_proved_infeasible else row.lower_bound_seconds,
