@@ -40,6 +40,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import best_checkpoint, weights_bytes
+from dejavu.timing.training_times import slowest_of_stages
 from dejavu.track import FOLDER_TAG, VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
@@ -183,11 +184,16 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
         run.metric("data_wait_percent", 100.0 * max(one.share for one in result.waited_for_data))
     if result.saved:
         run.metric("checkpoint_percent", 100.0 * max(one.share for one in result.saved))
-    for times in result.stages:
-        figures = asdict(times)
-        stage, replica = figures.pop("stage"), figures.pop("replica")
-        if replica:  # replicas do the same work; the artifact has all
-            continue
+    for stage, times in slowest_of_stages(result.stages).items():  # as on the page; the artifact has every rank's
+        figures = {
+            "forward_seconds": times.forward_seconds,
+            "backward_seconds": times.all_backward_seconds,
+            "optimizer_seconds": times.optimizer_seconds,
+            "peak_bytes": times.peak_bytes,
+        }
+        if times.backward_input_seconds or times.backward_weight_seconds:
+            figures["backward_input_seconds"] = times.backward_input_seconds
+            figures["backward_weight_seconds"] = times.backward_weight_seconds
         run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
     run.artifact_json("report/training.json", result.to_dict())
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
-from tasks.recording import _figures_of
+from tasks.recording import _figures_of, record_training
 from tests.conftest import some
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -608,6 +609,21 @@ def test_a_step_too_long_to_draw_is_drawn_from_its_beginning(monkeypatch):
     html = page(run)
     assert "Drawn are the first" in Page(html).text
     assert sum(len(trace["x"]) for trace in timeline_chart(run.timelines, run.rank_devices).data) == 40
+
+
+def test_mlflow_has_the_seconds_of_stages_that_the_page_has(run: ReportData) -> None:
+    """Of replicas, or of two copies of the model, the slowest; whoever measured a stage is no figure of it."""
+    first = [replace(one, forward_seconds=2 * one.forward_seconds, pipeline_rank=1) for one in run.training.stages]
+    second = [replace(one, peak_bytes=one.peak_bytes + 1, replica=1) for one in run.training.stages]
+    run = replace(run, training=replace(run.training, stages=(*first, *run.training.stages, *second)))
+    record, told = MagicMock(), dict[str, float]()
+    record.metrics.side_effect = lambda figures: told.update((one.name, one.value) for one in figures)
+    record_training(record, MagicMock(), MagicMock(), run.training)
+    assert told == {
+        f"stage_{stage.stage}_{name}": getattr(stage, name)
+        for stage in run.stages
+        for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "peak_bytes")
+    }
 
 
 def test_the_plan_of_the_run_is_marked(run, html):

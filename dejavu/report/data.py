@@ -27,7 +27,7 @@ from dejavu.runtime.job import TrainingResult
 from dejavu.simulation import Simulation, StageSeconds, stages_of, trace_rows
 from dejavu.simulation.bound import CLOSE
 from dejavu.timing.events import measured_events, waited_messages
-from dejavu.timing.training_times import StageTimes
+from dejavu.timing.training_times import StageTimes, slowest_of_stages
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 
@@ -420,7 +420,7 @@ class ReportData:
     def _stage(self, s: int) -> StageReport:
         stage, names = self.plan.stages[s], self.table.layers
         ranks = self.plan.ranks
-        times = [row for row in self.training.stages if row.stage == s] if self.training else []
+        times = slowest_of_stages(self.training.stages).get(s) if self.training else None
         capacity_bytes = self.cluster.device_types[stage.configuration.device_type].memory_bytes
         rank = next(rank for rank, stages in enumerate(ranks) if s in stages)
         return StageReport(
@@ -430,11 +430,11 @@ class ReportData:
             devices=self._devices(s),
             predicted=self.predicted_stages[s],
             predicted_backward_seconds=predicted_backward_seconds(self.predicted_stages[s], times),
-            forward_seconds=max((row.forward_seconds for row in times), default=None),
-            backward_seconds=max((row.all_backward_seconds for row in times), default=None),
-            optimizer_seconds=max((row.optimizer_seconds for row in times), default=None),
+            forward_seconds=times.forward_seconds if times else None,
+            backward_seconds=times.all_backward_seconds if times else None,
+            optimizer_seconds=times.optimizer_seconds if times else None,
             predicted_peak_bytes=self.price.peak_bytes[rank],
-            peak_bytes=max((row.peak_bytes for row in times), default=None),
+            peak_bytes=times.peak_bytes if times else None,
             capacity_bytes=capacity_bytes,
             headroom_bytes=capacity_bytes - self.price.peak_bytes[rank],
         )
@@ -452,12 +452,12 @@ class ReportData:
         return "; the other copy's on ".join(sentence for _, sentence in said)
 
 
-def predicted_backward_seconds(predicted: StageSeconds, times: Sequence[StageTimes]) -> float:
+def predicted_backward_seconds(predicted: StageSeconds, times: StageTimes | None) -> float:
     """Return the prediction to compare with a stage's measured backward pass: the whole pass, or its two parts.
 
     The runtime's own work is in each part, so the parts together take more than the whole.
     """
-    if any(row.is_split for row in times):
+    if times and times.is_split:
         _, _, of_input, of_weights, _ = predicted.passes_seconds
         return of_input + of_weights
     return predicted.backward_seconds

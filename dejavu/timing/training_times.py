@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dejavu.timing.clock import Timed
@@ -40,6 +41,20 @@ class StageTimes:
     def all_backward_seconds(self) -> float:
         """Seconds of a whole backward pass, or of its two parts where every one was split; 0.0 where none ran."""
         return self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
+
+
+def slowest_of_stages(rows: Iterable[StageTimes]) -> dict[int, StageTimes]:
+    """Return the most that any rank of each stage took and held: of its replicas, or in the two copies of the model."""
+    measured = (
+        *("forward_seconds", "backward_seconds", "backward_input_seconds", "backward_weight_seconds"),
+        *("optimizer_seconds", "peak_bytes"),
+    )
+    found = dict[int, StageTimes]()
+    for row in rows:
+        known = found.get(row.stage, row)
+        most = {name: max(getattr(known, name), getattr(row, name)) for name in measured}
+        found[row.stage] = StageTimes(row.stage, **most)
+    return found
 
 
 @dataclass(frozen=True)
