@@ -136,7 +136,7 @@ def record_trials(run: Run, trials: Trials) -> None:
     run.parameters({"winner": str(trials.winner.draw), "num_trials": len(trials.results)})
     run.metrics(
         [
-            Metric("loss", trials.winner.score),
+            Metric("score", trials.winner.score),
             Metric("total_steps", trials.total_steps),
             Metric("seconds", trials.seconds),
             *(Metric("best_score", rung.best_score, rung.steps) for rung in trials.rungs),

@@ -190,6 +190,7 @@ def test_trials_are_runs_with_factors_and_losses(project: Path, monkeypatch: pyt
     found = children_of(project, child.run_id)
     client = client_of(project)
     history = [row.value for row in client.get_metric_history(found[second].info.run_id, "loss")]
+    totals = client.get_run(child.run_id).data.metrics
     client.delete_run(run.run_id)
     assert list(found) == [f"trial {n}: xavier × 1.00, seed {n}" for n in (2, 1, 0)], "the best three"
     for n, draw in enumerate(draws[:3]):
@@ -200,6 +201,7 @@ def test_trials_are_runs_with_factors_and_losses(project: Path, monkeypatch: pyt
         assert one.info.status == "FINISHED"
         assert one.info.end_time - one.info.start_time >= 2000
     assert history == [5.0, 4.5, 4.0]
+    assert totals["score"] == found["trial 0: xavier × 1.00, seed 0"].data.metrics["score"] and "loss" not in totals
 
 
 def test_a_curve_counts_a_repeated_step_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
