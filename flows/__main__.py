@@ -272,9 +272,10 @@ def profile(
     from dejavu.launch.training_lock import alone_in
     from dejavu.profiles import ProfileDatabase
     from dejavu.profiling.profiler import Profiler
-    from flows.inputs import at_microbatches, read_inputs
+    from flows.inputs import at_microbatches, check_costs, read_inputs
     from flows.progress import rows_bar
 
+    check_costs(database)
     machines, wanted = read_inputs(cluster, workload, train=False)
     rows = ProfileDatabase(database)
     with alone_in(Path.cwd(), f"{wanted.model} on {machines.name}", wait=wait, on_wait=typer.echo):
@@ -419,8 +420,10 @@ def import_(
 
     from dejavu.importers import DeviceNames, import_profile, importer_of
     from dejavu.profiles import ProfileDatabase
+    from flows.inputs import check_costs
     from flows.progress import rows_bar
 
+    check_costs(database)
     importer = importer_of(format, DeviceNames.of(device or []), context.obj)
     console = Console()
     with rows_bar(console) as progress:

@@ -21,6 +21,7 @@ from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.plans.schedule import CHIMERA
+from dejavu.profiles.files import is_of_others
 from dejavu.workload import Workload
 from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.loader import load_workload
@@ -59,6 +60,19 @@ def measured_costs(database: Path | None) -> Path:
             f"--database {database}: there is no such folder; wanted one of `dejavu profile` or `dejavu import`"
         )
     return database or DATABASE
+
+
+def check_costs(database: Path) -> None:
+    """Check that measured costs may be written into a folder, which need not be there yet.
+
+    Raises:
+        InputError: rows would come to lie among files of something else.
+    """
+    if is_of_others(database):
+        raise InputError(
+            f"--database {database} is no cost database; wanted one of `dejavu profile` or `dejavu import`, or a new "
+            "folder"
+        )
 
 
 def read_inputs(cluster: Path, workload: Path | None, *, train: bool, starts: bool = False) -> tuple[Cluster, Workload]:

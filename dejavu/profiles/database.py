@@ -27,6 +27,9 @@ from filelock import FileLock, Timeout
 from dejavu.foundation.units import plural
 from dejavu.profiles.files import (
     DATA_NAME,
+    LOCK,
+    MANIFEST,
+    SHIPPED,
     Finding,
     damage_of,
     file_at,
@@ -60,7 +63,6 @@ from dejavu.profiles.query import could_equal, distinct, expression_of, numbered
 log = logging.getLogger("dejavu.profiles")
 T = TypeVar("T")
 
-SHIPPED = "shipped"
 _TOLD: set[tuple[Path, str]] = set()  # warnings this process has given; rows are read many times in a run
 _ROW_GROUP_ROWS = 32_768  # small enough that a (device_type, kind) query skips most of a million rows
 _FILE_ROWS = 1_000_000  # what compaction puts into one file
@@ -249,11 +251,11 @@ class ProfileDatabase:
     def _locked(self) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=self.lock_timeout_seconds)
+            lock = FileLock(self.path / LOCK, timeout=self.lock_timeout_seconds)
             lock.acquire()
         except Timeout as error:
             raise ProfileError(
-                f"{self.path / '.lock'}: another process has held it for {self.lock_timeout_seconds:g} s; try again"
+                f"{self.path / LOCK}: another process has held it for {self.lock_timeout_seconds:g} s; try again"
             ) from error
         except OSError as error:
             raise ProfileError(f"{self.path}: the cost database cannot be written: {error}") from error

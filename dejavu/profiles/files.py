@@ -12,10 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.profiles.manifest import DataFile
+from dejavu.profiles.manifest import TEMPORARY_PREFIX, DataFile
 from dejavu.profiles.measurement import check_schema
 
 DATA_NAME = re.compile(r"[0-9a-f]{16}\.parquet")
+MANIFEST, LOCK, SHIPPED = "manifest.json", ".lock", "shipped"  # what a database has beside them
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,13 @@ def measure_again(file: DataFile) -> str:
     """Return the remedy for lost rows: only such devices can measure them."""
     where = f" on {', '.join(file.device_types)}" if file.device_types else ""
     return f"measure again{where}: `dejavu profile`"
+
+
+def is_of_others(path: Path) -> bool:
+    """Return whether something else than a database is there: a file, or a folder with other files and no manifest."""
+    if not path.is_dir():
+        return path.exists()
+    names = {one.name for one in path.iterdir()}
+    if names & {MANIFEST, SHIPPED}:
+        return False
+    return not all(name.startswith((LOCK, TEMPORARY_PREFIX)) or DATA_NAME.fullmatch(name) for name in names)
