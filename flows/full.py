@@ -101,7 +101,7 @@ def dejavu(
         from flows.initialize import initialize
         from flows.inputs import local_training, read_resume, workload_of
         from flows.plan import plan
-        from flows.planned import against_baseline
+        from flows.planned import against_baseline, request_of
         from flows.profiling import profile
         from flows.session import session
         from flows.train import record_complete, train_planned
@@ -118,6 +118,7 @@ def dejavu(
     if train and not resume:
         check_pretrained(workload)
     with session(workload, cluster, measures=True, trains=train, dask=dask, wait=wait) as here:
+        request_of(here, workload, searches, schedules, microbatches, parallelism, budget_seconds)  # before minutes
         profile(workload, cluster)
         planned = plan(
             workload, cluster, searches, schedules, microbatches, parallelism, budget_seconds, dask, measure=True

@@ -60,23 +60,12 @@ def plan(
         measure: if costs of the chosen plan were only predicted, measure them and choose again.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
-        from dejavu.planning import PlanRequest
         from dejavu.watching import Notes
-        from flows.planned import planned
+        from flows.planned import planned, request_of
         from flows.session import session
 
     with session(workload, cluster, measures=measure, dask=dask) as here:
-        request = PlanRequest(
-            workload=workload,
-            cluster=here.cluster,
-            database=here.database,
-            parallelism=parallelism,
-            searches=tuple(searches or ()),
-            schedules=tuple(schedules or ()),
-            microbatches=tuple(microbatches or ()),
-            budget_seconds=budget_seconds,
-            seed=workload.seed,
-        )
+        request = request_of(here, workload, searches, schedules, microbatches, parallelism, budget_seconds)
         found = planned(request, here, measure=measure)
         notes = Notes(here.work, workload, here.file, dask)
         notes.keep(here.cluster, found.choice.plan, found.choice.step_seconds, str(flow_run.id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from dejavu.cluster import Cluster, this_machine
 from dejavu.cost.priced_problem import as_planned
 from dejavu.foundation.errors import InputError
 from dejavu.launch.comparison import Comparison
+from dejavu.parallelism import Parallelism
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
 from dejavu.report import ReportData
@@ -23,6 +25,33 @@ from tasks.shown import show_choice
 from tasks.training import BoundBaseline, measure_against_baseline
 
 MOST_MEASURED = 2  # further microbatch sizes in one run
+
+
+def request_of(
+    here: Session,
+    workload: Workload,
+    searches: Sequence[str] | None,
+    schedules: Sequence[str] | None,
+    microbatches: Sequence[int] | None,
+    parallelism: Parallelism | None,
+    budget_seconds: float,
+) -> PlanRequest:
+    """Return the question that a flow's parameters ask.
+
+    Raises:
+        InputError: they contradict each other, or the workload.
+    """
+    return PlanRequest(
+        workload=workload,
+        cluster=here.cluster,
+        database=here.database,
+        parallelism=parallelism,
+        searches=tuple(searches or ()),
+        schedules=tuple(schedules or ()),
+        microbatches=tuple(microbatches or ()),
+        budget_seconds=budget_seconds,
+        seed=workload.seed,
+    )
 
 
 class Planned(NamedTuple):

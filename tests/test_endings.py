@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from prefect.states import State
 from typer.testing import CliRunner
 
+from dejavu.cluster import this_machine
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.files import write_json
 from dejavu.graphs.capture import capture
@@ -297,6 +298,7 @@ def test_what_a_task_fails_of_is_said_once(retries: str, tmp_path: Path) -> None
     """Of one that may be tried again, and is not, Prefect's end state said it before, with its line ends as `\\n`."""
     code = f"""
 from prefect import flow, task
+from dejavu.cluster import this_machine
 from dejavu.foundation.errors import InputError
 from flows.endings import without_tracebacks
 without_tracebacks()
@@ -352,6 +354,24 @@ def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(
     assert isinstance(ended, State) and ended.is_completed()
     assert "run is complete: 8 steps are trained" in ended.message
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_flow_says_what_its_question_contradicts_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.full import dejavu
+
+    def profile(*_: object) -> None:
+        raise AssertionError("it measures")
+
+    here = SimpleNamespace(cluster=this_machine(), database=tmp_path / "profiles_db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.session.session", lambda *_, **__: nullcontext(here))
+    monkeypatch.setattr("flows.profiling.profile", profile)
+    with pytest.raises(InputError, match=f"batch_size {TINY.batch_size} does not divide into 3 equal microbatches"):
+        dejavu.fn(TINY, microbatches=[3])
+    with pytest.raises(AssertionError, match="it measures"):
+        dejavu.fn(TINY, microbatches=[2])
 
 
 def test_a_deployment_resumes_a_training_of_its_own_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
