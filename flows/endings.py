@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from dejavu.foundation.errors import DejavuError, InputError, was_interrupted
+from flows.processes import RUN
 
 if TYPE_CHECKING:
     from dejavu.track import Run
@@ -273,6 +274,7 @@ class Sentences(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._said: BaseException | None = None
+        self._said_in: object = None  # which flow run's log
         self._is_ended = False
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -280,9 +282,12 @@ class Sentences(logging.Filter):
         unreachable, interrupted = _is_unreachable(error), was_interrupted(error)
         of_the_disk = _of_the_disk(error, Path.cwd()) if _is_of_the_disk(error) else ""
         if isinstance(error, DejavuError) or of_the_disk or _is_of_parameters(error) or unreachable or interrupted:
-            if error is self._said or (unreachable and _is_unreachable(self._said)):
+            # Of a worker's run each flow's log is a page of its own, and `--watch` shows the outermost one's alone.
+            log = getattr(record, "flow_run_id", None) if os.environ.get(RUN) else None
+            is_said = error is self._said or (unreachable and _is_unreachable(self._said))
+            if is_said and log == self._said_in:
                 return False
-            self._said = error
+            self._said, self._said_in = error, log
             if interrupted:
                 record.msg, record.args = _interrupts.how, ()
             else:

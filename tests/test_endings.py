@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -286,6 +287,17 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
     assert not sentences.filter(record(None, "Finished in state Completed()")), "the next line says as much"
     defect = record(ValueError("not ours"))
     assert sentences.filter(defect) and defect.exc_info, "a defect keeps its traceback"
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_each_flow_s_page_says_why_it_failed(is_served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a task, the flow around it, and the flow that called that; a terminal has all of them."""
+    monkeypatch.setenv(RUN, "a-run") if is_served else monkeypatch.delenv(RUN, raising=False)
+    sentences, records = Sentences(), [record(InputError("there is no such model"))] * 3
+    for k, flow_run in enumerate(("inner", "inner", "outer")):
+        records[k] = copy(records[k])
+        records[k].flow_run_id = flow_run
+    assert [sentences.filter(one) for one in records] == [True, False, is_served]
 
 
 @pytest.mark.integration
