@@ -28,7 +28,6 @@ from dejavu.foundation.units import plural
 from dejavu.profiles.files import (
     DATA_NAME,
     LOCK,
-    MANIFEST,
     SHIPPED,
     Finding,
     damage_of,

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.profiles.manifest import TEMPORARY_PREFIX, DataFile
+from dejavu.profiles.manifest import MANIFEST, TEMPORARY_PREFIX, DataFile
 from dejavu.profiles.measurement import check_schema
 
 DATA_NAME = re.compile(r"[0-9a-f]{16}\.parquet")
-MANIFEST, LOCK, SHIPPED = "manifest.json", ".lock", "shipped"  # what a database has beside them
+LOCK, SHIPPED = ".lock", "shipped"  # what a database has beside them
 
 
 @dataclass(frozen=True)
