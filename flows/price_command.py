@@ -69,6 +69,7 @@ def show(found: OwnPlan) -> None:
 
     from dejavu.foundation.tables import print_whole
     from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
+    from dejavu.planning.sentences import between
     from flows.printing import console
 
     table = Table(title=f"{found.plan.schedule_name}, {in_microbatches(found.plan.num_microbatches, found.accumulate)}")
@@ -84,9 +85,9 @@ def show(found: OwnPlan) -> None:
         )
     screen = console()
     print_whole(screen, table)
-    formula, (low, high) = found.formula_seconds, map(format_seconds, found.range_seconds)
+    formula, likely = found.formula_seconds, between(found.range_seconds, format_seconds)
     lines = [
-        f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",
+        f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {likely})",
         *([f"{FORMULA}: {format_seconds(formula)}"] if formula is not None else []),
         "it fits its devices' memory"
         if found.fits

@@ -123,9 +123,11 @@ def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known:
     found = (source.estimate(layer, direction, graph, device) for source in known)
     cost = next((one for one in found if one and not (one.source == INTERPOLATED and _denied(one, limits))), None)
     if cost is None:
+        size = graph.microbatch_size
         raise CostError(
-            f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}: no measurement (`dejavu profile` "
-            f"makes some on such a device) and no peak FLOP/s; {device.wanted_peak(graph.dtype)}"
+            f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}, with microbatches of {size}: no "
+            f"measurement (`dejavu profile --microbatches {size}` makes it on such a device; sizes between two that "
+            f"are measured are interpolated) and no peak FLOP/s; {device.wanted_peak(graph.dtype)}"
         )
     if expected is not None:
         most = ABSURD_RATIO * max(expected.seconds, LAUNCHES_SECONDS)
