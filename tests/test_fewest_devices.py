@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dejavu.simulation.bound import Proof, RankChoices, simulated_lower_bound
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.simulation.bound.first.balance import balance_seconds
 from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
-from tests.conftest import some
+from tests.conftest import draws, some
 from tests.test_plans_by_nodes import posed, seconds_told_apart
 
 MOST_PLANS = 3_000
@@ -61,9 +62,10 @@ def bounds(priced: PricedProblem, name: str, num_ranks: int, best_seconds: float
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_plan_with_so_many_ranks_is_faster(name: str) -> None:
+@draws(range(700, 712), range(712, 730))
+def test_no_plan_with_so_many_ranks_is_faster(seeds: Iterable[int], name: str) -> None:
     near, raised, tried = list[float](), 0, 0
-    for seed in range(700, 730):
+    for seed in seeds:
         priced = small_priced(seed)
         if count(priced, MOST_PLANS + 1) > MOST_PLANS:
             continue
@@ -83,7 +85,7 @@ def test_no_plan_with_so_many_ranks_is_faster(name: str) -> None:
                 near.append(found_P[ranks - 1] / seconds)
                 raised += found_P[ranks - 1] > balance_P[ranks - 1]
                 tried += 1
-    assert tried >= 10
+    assert tried >= 5
     if SCHEDULES[name].stages_per_rank == 1:
         assert raised > 0.6 * tried and np.median(near) > 0.9
     elif SCHEDULES[name].stages_per_rank == 2:
@@ -128,7 +130,7 @@ def test_every_microbatch_has_to_cross_the_link(name: str) -> None:
 def test_two_types_with_a_slow_link_between_are_two_clusters(name: str) -> None:
     """Of plans within what a message takes over it: devices' prices alone allow half a plan on each."""
     tried, once_less = 0, 0
-    for seed in range(700, 760):
+    for seed in range(700, 740):
         priced = small_priced(seed)
         problem, kinds = priced.problem, [one.device_type for one in priced.problem.configurations]
         if len(set(kinds)) == 1 or count(priced, MOST_PLANS + 1) > MOST_PLANS:
@@ -146,7 +148,7 @@ def test_two_types_with_a_slow_link_between_are_two_clusters(name: str) -> None:
         np.testing.assert_allclose(found_P, alone_P, rtol=0.03)
         once_less += bounds(priced, name, max(least), best_seconds).min() < 0.9 * found_P.min()
         tried += 1
-    assert tried >= 8 and once_less >= 4
+    assert tried >= 5 and once_less >= 3
 
 
 @pytest.mark.parametrize("schedule", some(("1f1b", "interleaved_1f1b", "zbv", "hanayo"), ["1f1b", "zbv"]))
