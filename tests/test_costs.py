@@ -171,7 +171,7 @@ def test_an_absent_number_is_an_error_that_says_what_to_do(
 ) -> None:
     cluster = cluster_from(tmp_path, "nodes: [{name: a, count: 1, devices: {type: V100-SXM2-16GB, count: 2}}]\n")
     graph = capture(tiny.model_copy(update={"dtype": "bfloat16"}))  # a V100 has no bfloat16
-    said = r"layer 'embedding' on 'V100-SXM2-16GB' in bfloat16, with microbatches of 2: .*`dejavu profile --microbatches 2`"
+    said = r"layer 'embedding' on 'V100-SXM2-16GB' in bfloat16, with microbatches of 2: .*`dejavu .*--microbatches 2`"
     with pytest.raises(CostError, match=said):
         cost_table(graph, cluster, sources(empty, ADAM))
 
