@@ -6,7 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS, catalogue, catalogue_rows
+from dejavu.cluster.catalogue import (
+    NETWORK_LATENCY_SECONDS,
+    NODE_LATENCY_SECONDS,
+    catalogue,
+    catalogue_rows,
+    filled_in,
+)
 from dejavu.cluster.form import (
     MAX_DEVICES,
     MAX_LISTED_HOSTS,
@@ -92,6 +98,7 @@ class _Builder:
         self.device_types = catalogue()
         self.problems: list[InputError] = []
         self.assumptions: list[str] = []
+        self.filled_in: dict[str, str] = {}
 
     def build(self) -> Cluster:
         self._define_devices()
@@ -103,6 +110,7 @@ class _Builder:
         links = self._links_between(groups)
         self._stop_on_problems()
         used = {type_name for group in groups for type_name, _ in group.devices}
+        self.assumptions += [said for name, said in self.filled_in.items() if name in used and said]
         return Cluster(
             name=self.form.name or self.document.path.stem,
             groups=groups,
@@ -130,18 +138,20 @@ class _Builder:
                 known = catalogued[name.casefold()]
                 self._problem(loc, f"the catalogue has {known!r} already; give this device another name", key=True)
             else:
-                self.device_types[name] = DeviceType(
-                    name=name,
-                    kind=form.kind,
-                    peak_flops_per_second=form.peaks(),
-                    memory_bytes=form.memory,
-                    memory_bytes_per_second=form.bandwidth,
-                    num_multiprocessors=form.multiprocessors,
-                    cache_bytes=form.cache,
-                    source="cluster.yaml",
-                    board_watts=form.board_watts,
-                    process_nanometres=form.process_nanometres,
-                    architecture=form.architecture,
+                self.device_types[name], self.filled_in[name] = filled_in(
+                    DeviceType(
+                        name=name,
+                        kind=form.kind,
+                        peak_flops_per_second=form.peaks(),
+                        memory_bytes=form.memory,
+                        memory_bytes_per_second=form.bandwidth,
+                        num_multiprocessors=form.multiprocessors,
+                        cache_bytes=form.cache,
+                        source="cluster.yaml",
+                        board_watts=form.board_watts,
+                        process_nanometres=form.process_nanometres,
+                        architecture=form.architecture,
+                    )
                 )
 
     def _check_names(self) -> None:
