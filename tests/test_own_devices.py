@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejavu.cluster import DeviceType, catalogue, load_cluster
+import dejavu
+from dejavu.cluster import Cluster, DeviceType, catalogue, load_cluster
 from dejavu.cluster.catalogue import filled_in
 from dejavu.cost.kernels.roofline import KernelRoofline, has_matrix_units
 from dejavu.foundation.registry import Family
+from dejavu.planning.planner import PlanOptions
+from dejavu.planning.sentences import reason, what_devices_are_assumed
 from dejavu.profiles.kernel import Kernel
 
 GPUS = [one for one in catalogue().values() if one.kind == "cuda" and has_matrix_units(one, "float16")]
@@ -119,4 +122,22 @@ def test_what_is_assumed_is_said_of_devices_that_are_there(tmp_path: Path) -> No
     wanted = round(near.num_multiprocessors * 100e12 / near.peak_flops_per_second["float16"])
     assert counts == {"Mine": wanted, "Counted": 77, "Core": None, "Alone": None}
     (said,) = (one for one in cluster.assumptions if "multiprocessors" in one)
+    assert [name for name, one in cluster.device_types.items() if one.like] == ["Mine"]
+    told = Cluster.from_dict(cluster.to_dict())
+    assert told == cluster and told.fingerprint == cluster.fingerprint
+    counted = replace(cluster.device_types["Mine"], like=None)
+    assert replace(cluster, device_types={**cluster.device_types, "Mine": counted}).fingerprint == cluster.fingerprint
     assert said.startswith(f"Mine is assumed to have {wanted} multiprocessors, as many for its peaks as V100-SXM2-16GB")
+
+
+def test_a_plan_on_them_says_what_is_assumed(tmp_path: Path) -> None:
+    mine = "kind: cuda, memory: 32 GiB, bandwidth: 1 TB/s, float32: 20 TFLOP/s, bfloat16: 100 TFLOP/s"
+    nodes = "nodes:\n  - {name: a, devices: {type: Mine, count: 2}, link: {bandwidth: 50 GB/s}}\n"
+    asked: PlanOptions = {"searches": ("exact",), "microbatches": (8,), "budget_seconds": 1.0}
+    said = []
+    for given in ("", ", multiprocessors: 64"):
+        (tmp_path / "cluster.yaml").write_text(f"{nodes}devices:\n  Mine: {{{mine}{given}}}\n")
+        choice = dejavu.plan("mlp", tmp_path / "cluster.yaml", **asked)
+        said.append(what_devices_are_assumed(choice))
+        assert (said[-1] in reason(choice)) and choice.request.cluster.device_types["Mine"].num_multiprocessors == 64
+    assert said == ["Assumed multiprocessors: Mine has 64, as many for its peaks as V100-SXM2-16GB.", ""]

@@ -104,9 +104,11 @@ def filled_in(device: DeviceType) -> tuple[DeviceType, str]:
         said = (
             f"{device.name} has about the peaks of {near.name}, and is taken for one in all that the file does not say"
         )
-        return replace(device, num_multiprocessors=count, **known), f"{said}; for its peak, {count} multiprocessors."
+        return replace(
+            device, num_multiprocessors=count, like=near.name, **known
+        ), f"{said}; for its peak, {count} multiprocessors."
     return (
-        replace(device, num_multiprocessors=count),
+        replace(device, num_multiprocessors=count, like=near.name),
         f"{device.name} is assumed to have {count} multiprocessors, as many for its peaks as {near.name}: "
         "`multiprocessors` under `devices` says it better.",
     )

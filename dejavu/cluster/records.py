@@ -36,6 +36,7 @@ class DeviceType:
         board_watts: the most that the board draws; None where unknown.
         process_nanometres: by what the foundry calls its process; None where unknown.
         architecture: the maker's name of its generation, such as Hopper; None where unknown.
+        like: the device of the catalogue that its number of multiprocessors is taken from; None: of no other.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DeviceType:
     board_watts: float | None = None
     process_nanometres: int | None = None
     architecture: str | None = None
+    like: str | None = None
 
     def wanted_peak(self, dtype: str) -> str:
         """Say which peaks are known, and where one that is not would be written."""
@@ -270,7 +272,7 @@ class Cluster:
         content = self.to_dict()
         del content["name"], content["assumptions"]
         for device_type in content["device_types"]:
-            del device_type["source"]
+            del device_type["source"], device_type["like"]
         for group in content["groups"]:
             del group["price"]
             if group.get("nvme"):

@@ -17,6 +17,7 @@ from dejavu.planning.sentences import (
     NAMES,
     OTHER_WAYS,
     name_of,
+    what_devices_are_assumed,
     what_hosts_are_assumed,
     what_is_away,
     what_is_likely,
@@ -42,7 +43,7 @@ def print_choice(choice: Choice) -> None:
     console = Console(width=WIDTH_COLUMNS)
     print_whole(console, considered_table(choice))
     print_whole(console, stages_table(choice))
-    assumed = (what_routing_is_assumed, what_hosts_are_assumed)
+    assumed = (what_routing_is_assumed, what_hosts_are_assumed, what_devices_are_assumed)
     before = (what_was_chosen, what_it_yields, what_is_masked, what_is_likely, what_is_away, what_links_cost, *assumed)
     if said := which_way(choice.plan):
         console.print(said, highlight=False)

@@ -289,6 +289,16 @@ def what_hosts_are_assumed(choice: Choice) -> str:
     return str(choice.assumed_host or "")
 
 
+def what_devices_are_assumed(choice: Choice) -> str:
+    """State how many multiprocessors GPUs are assumed to have of which the cluster file does not say it."""
+    types = choice.request.cluster.device_types
+    used = [types[name] for name in types if any(one.configuration.device_type == name for one in choice.plan.stages)]
+    said = [
+        f"{one.name} has {one.num_multiprocessors}, as many for its peaks as {one.like}" for one in used if one.like
+    ]
+    return f"Assumed multiprocessors: {'; '.join(said)}." if said else ""
+
+
 def what_was_gained(choice: Choice) -> str:
     """State the predicted gain over the best baseline."""
     row = choice.best_baseline
@@ -340,6 +350,7 @@ def reason(choice: Choice) -> str:
         what_links_cost,
         what_routing_is_assumed,
         what_hosts_are_assumed,
+        what_devices_are_assumed,
         what_is_proved,
         what_was_compared,
         what_was_gained,
