@@ -141,7 +141,7 @@ def check_records(project: Path) -> Run:
     parents, children = runs_of(project)
     run = parents[0]
     assert run.info.status == "FINISHED"
-    assert {"search: auto", "search: uniform", "search: proportional", "search: balanced"} < set(children)
+    assert {"search: auto", "search: even split", "search: split by speed", "search: balanced split"} < set(children)
     assert {"trials", "training"} < set(children)
     assert all(child.info.status == "FINISHED" for child in children.values())
     found = run.data.metrics
