@@ -562,6 +562,21 @@ def test_a_re_plan_that_is_ended_before_it_decides_leaves_the_change_to_the_next
     assert not list(Notes.decisions(tmp_path / ".dejavu"))
 
 
+def _replans_that_fail(error: BaseException, project: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Every search of a plan for a cluster that has changed fails so."""
+    now = cluster_of(project, TWO)
+    _plans_without_searching(project, now, monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.planned.choose_plan", fail)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    return now
+
+
 @pytest.mark.parametrize(
     ("error", "is_noted"),
     [
@@ -575,16 +590,7 @@ def test_a_re_plan_that_fails_is_tried_again_for_another_question(
     error: BaseException, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look announced the change again, and its re-plan failed again, once a minute."""
-    now = cluster_of(tmp_path, TWO)
-    _plans_without_searching(tmp_path, now, monkeypatch)
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("flows.planned.choose_plan", fail)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    now = _replans_that_fail(error, tmp_path, monkeypatch)
     for changed in (now, cluster_of(tmp_path, TWO.replace("count: 4", "count: 2"))):
         monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_, changed=changed: changed)
         assert looking.replan.fn().message.startswith("changed: ")
@@ -602,16 +608,7 @@ def test_a_re_plan_that_lacked_a_cost_is_tried_again_when_others_are_known(
     error: DejavuError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`dejavu profile` had measured it, and looks went on to say that no plan was found."""
-    now = cluster_of(tmp_path, TWO)
-    _plans_without_searching(tmp_path, now, monkeypatch)
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("flows.planned.choose_plan", fail)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dejavu.watching.notes.SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(looking, "get_run_logger", lambda: logging.getLogger("test"))
+    now = _replans_that_fail(error, tmp_path, monkeypatch)
     monkeypatch.setattr("tasks.watching.look_at_cluster", lambda *_: now)
     for measured in (0, 1):
         if measured:

@@ -98,20 +98,16 @@ def filled_in(device: DeviceType) -> tuple[DeviceType, str]:
     ours, theirs = _peaks(device), _peaks(near)
     ratios = [ours[one] / theirs[one] for one in ours if one in theirs]
     count = max(1, round(near.num_multiprocessors * ratios[0]))
+    filled = replace(device, num_multiprocessors=count, like=near.name)
     if len(ratios) > 1 and all(1 / SAME_CHIP <= ratio <= SAME_CHIP for ratio in ratios):
         rest = ("cache_bytes", "board_watts", "process_nanometres", "architecture")
         known = {name: getattr(near, name) for name in rest if getattr(device, name) is None}
         said = (
             f"{device.name} has about the peaks of {near.name}, and is taken for one in all that the file does not say"
         )
-        return replace(
-            device, num_multiprocessors=count, like=near.name, **known
-        ), f"{said}; for its peak, {count} multiprocessors."
-    return (
-        replace(device, num_multiprocessors=count, like=near.name),
-        f"{device.name} is assumed to have {count} multiprocessors, as many for its peaks as {near.name}: "
-        "`multiprocessors` under `devices` says it better.",
-    )
+        return replace(filled, **known), f"{said}; for its peak, {count} multiprocessors."
+    said = f"{device.name} is assumed to have {count} multiprocessors, as many for its peaks as {near.name}"
+    return filled, f"{said}: `multiprocessors` under `devices` says it better."
 
 
 def _nearest_by_peaks(device: DeviceType) -> DeviceType | None:

@@ -231,9 +231,9 @@ class Prices:
         A stage on the whole type is, unless it has room on one: there it is no better than the island's own.
         """
         problem, cluster = joint.problem, self.request.cluster
-        known, spread = set(problem.configurations), set[StageConfiguration]()
+        known, spread, every = set(problem.configurations), set[StageConfiguration](), told_apart(cluster)
         for one in (one for one in known if one.num_nodes > 1 and not one.groups):
-            islands = [island for island in told_apart(cluster) if island.device_type == one.device_type]
+            islands = [island for island in every if island.device_type == one.device_type]
             roomy = [replace(one, groups=i.groups) for i in islands if _has_room(on_nodes(cluster, i), one)]
             if len(islands) > 1 and known.issuperset(roomy):
                 spread.add(one)
