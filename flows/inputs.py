@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.plans.schedule import CHIMERA
-from dejavu.profiles.files import is_of_others
+from dejavu.profiles.files import has_costs, is_of_others
 from dejavu.workload import Workload
 from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.loader import load_workload
@@ -52,13 +53,21 @@ def load_cluster_file(cluster: Path) -> Cluster:
 def measured_costs(database: Path | None) -> Path:
     """Return the folder of measured costs to read; None: the default one, which need not be there.
 
+    One that is named and empty, as a new database is, is told on standard error: all costs are predicted.
+
     Raises:
-        InputError: one is named that is not there.
+        InputError: one is named that is not there, or is a folder of something else.
     """
     if database is not None and not database.is_dir():
         raise InputError(
             f"--database {database}: there is no such folder; wanted one of `dejavu profile` or `dejavu import`"
         )
+    if database is not None and is_of_others(database):
+        raise InputError(
+            f"--database {database} is no cost database; wanted one of `dejavu profile` or `dejavu import`"
+        )
+    if database is not None and not has_costs(database):
+        print(f"--database {database} has no measured costs: all costs are predicted", file=sys.stderr)
     return database or DATABASE
 
 

@@ -327,7 +327,8 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "work.yaml").write_text(json.dumps(WORKLOAD))
     plan = written(one_device([0, 2, 4], 2), tmp_path)
     words = ["price", str(plan), "--model", str(tmp_path / "work.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
-    words += ["--database", str(tmp_path), "--json", str(tmp_path / "priced.json")]
+    (tmp_path / "new").mkdir()
+    words += ["--database", str(tmp_path / "new"), "--json", str(tmp_path / "priced.json")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "in nine of ten cases" in done.stdout and "it fits" in done.stdout
     assert "fewer microbatches than stages" in done.stdout

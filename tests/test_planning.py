@@ -147,10 +147,12 @@ def test_python_and_the_command_answer_alike(own: int, given: int | None, folder
     (folder / "seeded.yaml").write_text(json.dumps({**WORKLOAD, "seed": own}))
     files, target = (folder / "seeded.yaml", folder / "cluster.yaml"), folder / "seeded.json"
     words = ["plan", "--workload", str(files[0]), "--cluster", str(files[1]), "--search", "uniform", "--schedule"]
-    words += ["1f1b", "--microbatches", "8", "--database", str(folder), "--json", str(target)]
+    (new := folder / "new").mkdir(exist_ok=True)
+    words += ["1f1b", "--microbatches", "8", "--database", str(new), "--json", str(target)]
     words += [] if given is None else ["--seed", str(given)]
-    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    asked: PlanOptions = {"searches": ("uniform",), "schedules": ("1f1b",), "microbatches": (8,), "database": folder}
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and f"--database {new} has no measured costs: all costs are predicted" in done.stderr
+    asked: PlanOptions = {"searches": ("uniform",), "schedules": ("1f1b",), "microbatches": (8,), "database": new}
     choice = plan(*files, **asked) if given is None else plan(*files, **asked, seed=given)
     said, written = json.loads(json.dumps(choice_to_dict(choice))), json.loads(target.read_text())
     for one in (said, written):
@@ -671,6 +673,7 @@ def test_the_command_from_end_to_end(folder: Path) -> None:
         (("--json", "{folder}/none/x.json"), "there is no folder {folder}/none"),
         (("--json", "{folder}/read-only/x.json"), "no permission to write there"),
         (("--database", "{folder}/none"), "--database {folder}/none: there is no such folder"),
+        (("--database", "{folder}"), "--database {folder} is no cost database; wanted one of `dejavu profile` or"),
     ],
 )
 def test_mistakes_are_sentences(

@@ -445,9 +445,10 @@ COMMON += ["--budget-seconds", "0.5"]  # how near the best a plan is proved to b
 
 
 def ask(*words: str, folder: Path) -> dict[str, Any]:
-    done = CliRunner().invoke(app, [*COMMON, *words, "--database", str(folder), "--json", "-"])
+    (new := folder / "new").mkdir(exist_ok=True)
+    done = CliRunner().invoke(app, [*COMMON, *words, "--database", str(new), "--json", "-"])
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.output[done.output.index("{") :])
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -470,7 +471,8 @@ def test_the_command_answers_each_question(tmp_path: Path) -> None:
 
 def test_the_command_prints_tables(tmp_path: Path) -> None:
     file = write(tmp_path)
-    common = [*COMMON, "--cluster", str(file.path), "--database", str(tmp_path)]
+    (new := tmp_path / "new").mkdir()
+    common = [*COMMON, "--cluster", str(file.path), "--database", str(new)]
     for words, said in (
         (["--add", "1xa100"], ("1 more a100", "before", "after", "a step", "10⁹ tokens", "USD")),
         (["--goal", "cheapest", "--within", "9d", "--tokens", "1e9", "--nodes", "1"], ("✔ 1 × ", "Cheapest for")),

@@ -79,6 +79,12 @@ def measure_again(file: DataFile) -> str:
     return f"measure again{where}: `dejavu profile`"
 
 
+def has_costs(folder: Path) -> bool:
+    """Return whether files of a database are in this folder, which is there."""
+    names = {one.name for one in folder.iterdir()}
+    return bool(names & {MANIFEST, SHIPPED}) or any(map(DATA_NAME.fullmatch, names))
+
+
 def is_of_others(path: Path) -> bool:
     """Return whether something else than a database is there: a file, or a folder with other files and no manifest."""
     if not path.is_dir():
