@@ -64,6 +64,8 @@ from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
 from flows import service_record
 from flows.__main__ import app
+from flows.recorded.exporting import has_trained
+from flows.recorded.naming import run_named
 from flows.recorded.tables import compared
 from flows.server_settings import MLFLOW_DATABASE, SECRETS
 from flows.upkeep.backup import backup, restore
@@ -595,6 +597,35 @@ def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeyp
     page = project / "mlartifacts" / third.run_id / "artifacts" / "report" / "report.html"
     assert invoke(project, monkeypatch, "report") == f"{page}\n"
     assert json.loads(invoke(project, monkeypatch, "report", "last", "--json"))["report"] == str(page)
+
+
+def test_last_is_the_last_run_that_has_what_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan alone, or what the watch planned meanwhile, has no weights, and the latter no page."""
+    folder = tmp_path / ".dejavu" / "runs" / "0f0f"
+    folder.mkdir(parents=True)
+    (folder / "job.json").touch()
+    with Tracker.open(tmp_path, "gpt here, 1", {}, {"dejavu.folder": str(folder)}) as run:
+        run.artifact_text("report/report.html", "<p>trained</p>")
+    assert run_named(tmp_path, "last", has_trained, "trains").name == "gpt here, 1"
+    with Tracker.open(tmp_path, "gpt here, 2") as run:
+        run.artifact_text("report/report.html", "<p>planned</p>")
+    with Tracker.open(tmp_path, "gpt here, 3"):
+        pass
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["report"], catch_exceptions=False)
+    assert Path(shown.stdout.strip()).read_text() == "<p>planned</p>"
+    assert re.fullmatch(
+        r"the last that writes a page is \w{8} \(gpt here, 2\); after it came \w{8} \(gpt here, 3\)\n", shown.stderr
+    )
+    capsys.readouterr()
+    assert run_named(tmp_path, "last", has_trained, "trains").name == "gpt here, 1"
+    assert "the last that trains is " in capsys.readouterr().err
+    with pytest.raises(RuntimeError), Tracker.open(tmp_path, "gpt here, 4"):
+        raise RuntimeError("the disk is full")
+    with pytest.raises(InputError, match=r"gpt here, 4\) has no report: it ended as FAILED"):
+        CliRunner().invoke(app, ["report"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("needs", [needs for n in range(4) for needs in itertools.combinations(SECRETS, n)])

@@ -7,7 +7,17 @@ Written by the flow's own process alone. Only this package imports mlflow: `serv
 from dejavu.track.database import DatabaseError
 from dejavu.track.live import Curve, sampled_ranks
 from dejavu.track.model import ModelError, save_model
-from dejavu.track.reading import FOLDER_TAG, VERDICT_TAG, RecordedRun, RunSummary, find_run, recorded, report_of, runs
+from dejavu.track.reading import (
+    FOLDER_TAG,
+    VERDICT_TAG,
+    RecordedRun,
+    RunSummary,
+    find_run,
+    recorded,
+    report_of,
+    runs,
+    writes_report,
+)
 from dejavu.track.run import DataSet, Metric, Run, Tracker
 from dejavu.track.server import Server, sweep_killed, tracking_uri
 
@@ -32,4 +42,5 @@ __all__ = [
     "save_model",
     "sweep_killed",
     "tracking_uri",
+    "writes_report",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,11 @@ def runs(project: Path, most: int = 20) -> list[RunSummary]:
     return [] if server.is_empty else [_summary(project, run, ends) for run in _search(server, most)]
 
 
-def find_run(project: Path, wanted: str) -> RunSummary:
+def find_run(project: Path, wanted: str, may_be_last: Callable[[RunSummary], bool] = lambda run: True) -> RunSummary:
     """Return the run that a person named: an id or its beginning, a name, a training's folder, or `last`.
+
+    Args:
+        may_be_last: of which runs `last` is the last one; where none is such a run, it is the last of all.
 
     Raises:
         InputError: there is none, or the beginning is that of several; the message has the likest.
@@ -88,7 +91,7 @@ def find_run(project: Path, wanted: str) -> RunSummary:
     if not known:
         raise InputError(f"no run is recorded for {project.resolve()}; `dejavu run` makes one")
     if wanted == LAST:
-        return known[0]
+        return next(filter(may_be_last, known), known[0])
     word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
     ids = [(run.run_id, run.flow_run, Path(run.folder).name) for run in known]
     whole = [run for run, own in zip(known, ids, strict=True) if word and (word in own or wanted == run.name)]
@@ -123,18 +126,28 @@ def report_of(project: Path, summary: RunSummary) -> Path:
     Raises:
         InputError: the run has none.
     """
-    server = Server(project)
-    try:
-        path = server.artifact(summary.run_id, REPORT, _copies(project, summary))
-    except Exception as error:
-        raise _failed(server, error) from error
-    if path is None or not path.is_file():
+    path = _report(project, summary)
+    if path is None:
         why = {"RUNNING": "it is still running", "FINISHED": "its flow writes none"}
         said = WAITING if summary.is_waiting else why.get(summary.status, f"it ended as {summary.status}")
         raise InputError(
             f"run {summary.run_id[:8]} ({summary.name}) has no report: {said}; wanted a finished run of `dejavu run`"
         )
     return path
+
+
+def writes_report(project: Path, summary: RunSummary) -> bool:
+    """Return whether a run's flow writes a page, as far as can be seen: the run has one, or did not finish."""
+    return summary.status != "FINISHED" or summary.is_waiting or _report(project, summary) is not None
+
+
+def _report(project: Path, summary: RunSummary) -> Path | None:
+    server = Server(project)
+    try:
+        path = server.artifact(summary.run_id, REPORT, _copies(project, summary))
+    except Exception as error:
+        raise _failed(server, error) from error
+    return path if path is not None and path.is_file() else None
 
 
 def _search(server: Server, most: int) -> list[MlflowRun]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -82,10 +83,11 @@ def report(
     """Print the path of a run's report page; of one whose artifacts are on a server, a copy is fetched."""
     from dataclasses import asdict
 
-    from dejavu.track import find_run, report_of
+    from dejavu.track import report_of, writes_report
+    from flows.recorded.naming import run_named
 
     project = _project()
-    found = find_run(project, run)
+    found = run_named(project, run, partial(writes_report, project), "writes a page")
     path = report_of(project, found)
     typer.echo(json_text({"run": asdict(found), "report": str(path)}) if as_json else str(path))
     if open_:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.job.export import Exported, export, kept_checkpoint
-from dejavu.track import find_run
+from dejavu.track import RunSummary
+from flows.recorded.naming import run_named
 
 LOADING = {
     "safetensors": "module.load_state_dict(safetensors.torch.load_file({file!r}))",
@@ -35,10 +36,15 @@ def exported(project: Path, run: str, to: str, out: Path | None, step: int | Non
 def _training_of(project: Path, run: str) -> Path:
     if (project / run / "job.json").is_file():
         return project / run
-    found = find_run(project, run)
+    found = run_named(project, run, has_trained, "trains")
     if not found.folder:
         raise InputError(f"run {found.name} has trained nothing, so it has no weights")
     return Path(found.folder)
+
+
+def has_trained(run: RunSummary) -> bool:
+    """Return whether a run has trained, and its training is kept."""
+    return bool(run.folder) and (Path(run.folder) / "job.json").is_file()
 
 
 def sentence(found: Exported, to: str) -> str:
