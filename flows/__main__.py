@@ -12,7 +12,7 @@ import typer
 
 from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.launch_command import launching
-from flows.listing import Importing, Listing
+from flows.listing import Commands, Importing, Listing
 from flows.price_command import pricing
 from flows.printing import print_in_any_locale
 from flows.recorded.commands import records
@@ -28,6 +28,7 @@ COMPILING = "compiling the searches' loops (each once per machine, about a minut
 
 app = typer.Typer(
     name="dejavu",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

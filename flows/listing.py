@@ -12,10 +12,24 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 import typer.main
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 KNOWN = "; known: "
 ALSO = {"schedule": ("chimera",)}  # no member: two copies of the model are on the ranks
+
+
+class Commands(TyperGroup):
+    """The commands, which also tell the value that an option does not take: the library says only what it takes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError  # has been imported where one was raised
+
+            if isinstance(error.__cause__, ValidationError):
+                error.message += f"; found {error.__cause__.errors()[0]['input']!r}"
+            raise
 
 
 class Listing(TyperCommand):

@@ -446,7 +446,21 @@ def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(
     assert steps[-1]["step"] == steps[-1]["of"] == 12 and rows[-1]["loss"] == pytest.approx(steps[-1]["loss"])
     best = [row["best_step_seconds"] for row in rows if row["event"] == "searching" and row["best_step_seconds"]]
     assert best and rows[-1]["predicted_step_seconds"] > 0
+    assert rows[-1]["simulated_gap_percent"] >= 0 and "gap_percent" not in rows[-1], "that is the cost model's"
     assert "INFO" not in done.stderr and "starting Prefect" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["plan", "--budget-seconds", "-1"], "greater than or equal to 0; found '-1'"),
+        (["runs", "--most", "x"], "found 'x'"),
+        (["import", "nccl-tests", "all_reduce.txt", "--num-ranks", "two"], "found 'two'"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_told(words: list[str], found: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2 and f"Invalid value for '{words[-2]}': " in done.stderr and found in done.stderr
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "iso8859-15", "cp1252", "koi8-r", "utf-8", "UTF8"])
