@@ -783,6 +783,10 @@ def test_the_command_imports_and_says_what_became_of_the_rows(tmp_path: Path) ->
         (["alpha", "x"], "unknown format 'alpha'; did you mean 'alpa'"),
         (["alpa", "x", "--num-ranks", "4"], "--num-ranks is not for alpa; it is for nccl-tests"),
         (["alpa", "x", "--device", "H10O"], "unknown device 'H10O'; did you mean 'H100-SXM5-80GB'?"),
+        (
+            ["alpa", "x", "--device", "abacus"],
+            "unknown device 'abacus'; wanted one of dejavu/devices.csv, or a new row there",
+        ),
         (["alpa", "hostile.pkl"], "it names 'builtins.exec'"),
     ],
 )

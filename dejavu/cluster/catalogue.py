@@ -72,12 +72,16 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
     )
 
 
-def catalogue() -> Family[DeviceType]:
-    """Return the device types of devices.csv by name, in the file's order."""
+def catalogue(or_else: str = "a new row there") -> Family[DeviceType]:
+    """Return the device types of devices.csv by name, in the file's order.
+
+    Args:
+        or_else: what is said of a name that is not there, beside that it is wanted there.
+    """
     return Family(
         "device",
         {row.device_type.name: row.device_type for row in catalogue_rows()},
-        wanted="one of dejavu/devices.csv, or one defined under `devices:`",
+        wanted=f"one of dejavu/devices.csv, or {or_else}",
         near=nearest_devices,
     )
 

@@ -95,7 +95,7 @@ class _Builder:
         self.form = document.value
         self.node_forms = cast(list[NodesForm], document.value.nodes)
         self.rows = {row.device_type.name: row for row in catalogue_rows()}
-        self.device_types = catalogue()
+        self.device_types = catalogue("one defined under `devices:`")
         self.problems: list[InputError] = []
         self.assumptions: list[str] = []
         self.filled_in: dict[str, str] = {}
