@@ -307,6 +307,12 @@ def test_a_microbatch_in_between_is_on_the_line(tmp_path: Path) -> None:
     assert price.notes == ("toy on fast tp 1 was not measured at microbatches of 3: from 2 and 4",)
 
 
+def test_a_folder_without_a_plan_that_can_be_read_is_no_empty_table(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", [{"a": 1}])
+    with pytest.raises(InputError, match=r"plans.jsonl: no line is a plan; line 1: it has no 'id'$"):
+        run(folder)
+
+
 def test_what_cannot_be_priced_says_why(tmp_path: Path) -> None:
     """One plan on a device of which nothing is known and one bad line leave the others as they are."""
     bad = plan_row([[("fast", 1)], [("fast", 1)]], [3], id="bad")

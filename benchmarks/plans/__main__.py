@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks._report import report_table
-from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.measured_plans import BadPlan, MeasuredFolder, MeasuredPlan, MessageForm, PlanPrice, price_plan, read_folder
 from dejavu.simulation import Sending
 
@@ -36,6 +36,9 @@ def run(folder: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """The table, and how far each way is off."""
     found = read_folder(folder)
     plans = [plan for plan in found.plans if isinstance(plan, MeasuredPlan)]
+    bad = [f"{plan.place}: {plan.problem}" for plan in found.plans if isinstance(plan, BadPlan)]
+    if not plans:
+        raise InputError(f"{folder / 'plans.jsonl'}: no line is a plan; {bad[0]}")
     rows = [row_of(plan, found) for plan in plans]
     variants = {
         f"{form.value}, {sending.value}": mape_percent([row_of(plan, found, form, sending) for plan in plans])
@@ -47,7 +50,7 @@ def run(folder: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         "by_site": {site: errors_of([row for row in rows if row["site"] == site]) for site in sites},
         "not_priced": sum(row["simulated_s"] is None for row in rows),
         "left_out_rows": dict(found.left_out),
-        "bad_lines": [f"{bad.place}: {bad.problem}" for bad in found.plans if isinstance(bad, BadPlan)],
+        "bad_lines": bad,
         "mape_without_doubt_percent": mape_percent([row for row in rows if row["doubt"] is None]),
         "variants": variants,
     }
