@@ -98,8 +98,20 @@ def test_after_many_good_steps_the_scale_is_doubled_and_counting_begins_anew() -
 
 def test_gradients_that_are_finite_at_no_scale_end_the_training_in_a_sentence() -> None:
     scale, _ = scaled([float("nan")], LEAST_SCALE)
-    with pytest.raises(ScaleError, match=r"gradients of step 12 are not finite, at a loss scale of .*wanted finite"):
-        scale.unscale(11)
+    with pytest.raises(
+        ScaleError, match=r"gradients of step 52 are not finite, at a loss scale of .*lower the learning"
+    ):
+        scale.unscale(51)
+
+
+def test_where_no_step_was_made_the_learning_rate_is_not_blamed() -> None:
+    scale, optimizer = scaled([float("inf")], FIRST_SCALE)
+    (weight,) = optimizer.param_groups[0]["params"]
+    with pytest.raises(ScaleError, match=r"of all steps before it were not, so that no weight was changed") as raised:
+        for step in range(100):
+            weight.grad = torch.full_like(weight, float("inf"))
+            assert not scale.unscale(step)
+    assert "gradients of step 31 " in str(raised.value) and "learning rate" not in str(raised.value)
 
 
 def test_an_overflow_changes_no_weight_and_no_moment() -> None:

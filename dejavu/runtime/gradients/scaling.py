@@ -10,6 +10,8 @@ tensor-parallel one, it fails at mixed DTensors and tensors.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -19,6 +21,7 @@ from dejavu.runtime.state import OF_ALL, local_of, states_of
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 2.0**-14  # no gradient of this scale overflows that is a number
 GOOD_STEPS = 2000  # before the scale is doubled
+MOST_HALVED = round(math.log2(FIRST_SCALE / LEAST_SCALE))  # times in a row, from the first step of a training
 
 
 class ScaleError(DejavuError):
@@ -61,11 +64,7 @@ class LossScale:
             dist.all_reduce(finite, dist.ReduceOp.MIN)
         if not finite:
             if scale <= LEAST_SCALE:
-                raise ScaleError(
-                    f"gradients of step {step + 1} are not finite, at a loss scale of {scale:g}; wanted finite ones: "
-                    "lower the learning rate, or set mixed_precision: bfloat16, in a new training: "
-                    "one that is resumed keeps both"
-                )
+                raise ScaleError(_not_finite(step, scale))
             self._set(scale / 2, 0)
             return False
         for gradient in gradients:
@@ -76,3 +75,17 @@ class LossScale:
     def _set(self, scale: float, good_steps: int) -> None:
         """Keep new tensors: a snapshot may still be copying the old ones."""
         states_of(self._optimizer)[OF_ALL] = {"scale": torch.tensor(scale), "good_steps": torch.tensor(good_steps)}
+
+
+def _not_finite(step: int, scale: float) -> str:
+    found = f"gradients of step {step + 1} are not finite, at a loss scale of {scale:g}"
+    if step <= MOST_HALVED:  # each step before it halved the first scale
+        return (
+            f"{found}, and at larger ones those of all steps before it were not, so that no weight was changed; wanted "
+            "finite ones: set mixed_precision: bfloat16, or leave it out, in a new training: one that is resumed keeps "
+            "it. Where they are not finite without it either, the model's backward pass makes them so"
+        )
+    return (
+        f"{found}; wanted finite ones: lower the learning rate, or set mixed_precision: bfloat16, in a new training: "
+        "one that is resumed keeps both"
+    )
