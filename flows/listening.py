@@ -62,7 +62,7 @@ def say_end(outcome: Outcome, *, as_json: bool) -> None:
             "predicted_step_seconds": found.predicted_step_seconds,
             "predicted_step_seconds_range": list(found.step_range),
             "measured_step_seconds": training.step_seconds if training is not None else None,
-            "gap_percent": None if found.gap is None else 100.0 * found.gap,
+            "simulated_gap_percent": None if found.gap is None else 100.0 * found.gap,
             "steps": found.num_trained_steps,
             "loss": found.losses[-1] if found.losses else None,
             "checkpoint": training.final_checkpoint if training is not None else None,
