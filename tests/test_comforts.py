@@ -23,10 +23,11 @@ from typer.testing import CliRunner
 
 from dejavu.cluster import load_cluster
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.processes.files import write_json
 from dejavu.launch.running import status_of
 from dejavu.launch.training_lock import Holder, alone_in, record_training
 from dejavu.planning import Planner, PlanRequest
-from dejavu.runtime.job import DIVERGED, job_to_resume, prepared_job
+from dejavu.runtime.job import DIVERGED, TrainingResult, job_to_resume, prepared_job
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process.failures import Failure, write_failure
 from dejavu.runtime.worker import tell as tell_step
@@ -190,6 +191,16 @@ def test_a_running_training_says_how_far_it_is(steps: int, tmp_path: Path) -> No
         (folder / "result.json").write_text("{}")
         assert "has trained, and records it" in status_lines(status_of(tmp_path))[0]
     assert status_of(tmp_path).holder is None
+
+
+def test_a_training_that_has_ended_has_the_step_of_its_page(tmp_path: Path) -> None:
+    """That is of undisturbed steps where there are enough, and its last steps were not."""
+    result = TrainingResult(0, (4.0,) * 40, 0.25, (), restarts=0, resumed_from_step=None, final_checkpoint="")
+    folder = prepared(tmp_path, 40)
+    write_json(folder / "result.json", result.to_dict())
+    assert "250 ms a step" in status_lines(status_of(tmp_path))[2]
+    write_json(folder / "result.json", replace(result, was_slowed=True).to_dict())
+    assert "500 ms a step" in status_lines(status_of(tmp_path))[2], "its page has none"
 
 
 @pytest.mark.parametrize("steps", [0, 25])

@@ -13,7 +13,7 @@ from typing import Any
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.training_lock import STOPPED, Holder, holder_in
-from dejavu.runtime.job import DIVERGED, TrainingJob, job_in
+from dejavu.runtime.job import DIVERGED, TrainingJob, TrainingResult, job_in
 from dejavu.runtime.process.failures import read_failures
 from dejavu.runtime.process.heartbeat import last_attempt
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
@@ -30,7 +30,8 @@ class Training:
     Attributes:
         done: how many steps of `of` are trained.
         loss: of the last one; None: it has none yet.
-        step_seconds: the median of the last ones; None: none is timed.
+        step_seconds: the median of the last ones, and of a training that has ended what its page shows; None: none is
+            timed.
         checkpoint: how many steps its last complete checkpoint has; None: there is none.
         last_seconds: when it was last heard of, since the epoch.
         ended: whether it wrote its result.
@@ -146,20 +147,30 @@ def training_in(folder: Path) -> Training:
     checkpoints = complete_checkpoints(folder / job.checkpoints.name)
     files = [path for path in (folder / "job.json", progress) if path.exists()]
     last_seconds = max((path.stat().st_mtime for path in files), default=time.time())
+    ended = (folder / job.result_path.name).is_file()
+    lately = median(times) if (times := [row["seconds"] for row in rows if row.get("seconds")]) else None
     stopped, error = folder / STOPPED, _error_of(replace(job, folder=str(folder)))
     return Training(
         folder=folder,
         job=job,
         done=last["step"] + 1 if last is not None else job.first_step,
         loss=last["loss"] if last is not None else None,
-        step_seconds=median(times) if (times := [row["seconds"] for row in rows if row.get("seconds")]) else None,
+        step_seconds=(_measured_seconds(folder / job.result_path.name) if ended else None) or lately,
         checkpoint=_step_of(checkpoints[-1]) if checkpoints else None,
         last_seconds=last_seconds,
-        ended=(folder / job.result_path.name).is_file(),
+        ended=ended,
         stopped=stopped.exists() and stopped.stat().st_mtime >= last_seconds,
         failure=error.read_text() if error else None,
         diverged=error is not None and error.with_suffix(DIVERGED).exists(),
     )
+
+
+def _measured_seconds(result: Path) -> float | None:
+    """Return a step's time as the result has it; None: it has none, or not of one plan, or cannot be read."""
+    try:
+        return TrainingResult.from_dict(json.loads(result.read_text())).of_its_plan.step_seconds
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _error_of(job: TrainingJob) -> Path | None:
