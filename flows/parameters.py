@@ -153,16 +153,18 @@ Microbatches = Annotated[
     list[Annotated[int, Field(ge=1)]] | None, Field(json_schema_extra={"title": "numbers of microbatches"})
 ]
 BudgetSeconds = Annotated[float, Field(ge=0, json_schema_extra={"title": "search time in seconds"})]
+# Prefect's client prints what a pattern wants through rich, to which `[a-z…]` is markup: it would leave it out.
 DaskAddress = Annotated[
     str,
     Field(
-        pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tls://10.0.0.1:8786"]}
+        pattern=r"^([A-Za-z]+://.+)?$",
+        json_schema_extra={"title": "Dask scheduler", "examples": ["tls://10.0.0.1:8786"]},
     ),
 ]
 DaskWorkers = Annotated[
     str,
     Field(
-        pattern=rf"^([a-z]+://.+|([1-9][0-9]*x)?({'|'.join(SYSTEMS)}))?$",
+        pattern=rf"^([A-Za-z]+://.+|([1-9][0-9]*x)?({'|'.join(SYSTEMS)}))?$",
         json_schema_extra={"title": "Dask scheduler, or batch system", "examples": ["tls://10.0.0.1:8786", *SYSTEMS]},
     ),
 ]

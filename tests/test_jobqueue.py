@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -21,6 +22,7 @@ import distributed
 import psutil
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from rich.markup import render
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.dask_workers import SYSTEMS, Queue, queue_of, workers_of
@@ -29,7 +31,7 @@ from dejavu.init import Draw
 from dejavu.trials import JobError, TrialSpec, check_queue, client_of, job_queue, run_trials, started_jobs
 from dejavu.workload import Workload
 from flows.inputs import check_dask_address
-from flows.parameters import DaskWorkers
+from flows.parameters import DaskAddress, DaskWorkers
 from tests.conftest import TINY
 from tests.waiting import PATIENCE_SECONDS
 
@@ -159,6 +161,13 @@ def test_a_batch_system_is_read(typed: str, wanted: Queue | None) -> None:
     assert queue_of(typed) == wanted
     assert wanted is None or str(wanted) == typed
     assert TypeAdapter(DaskWorkers).validate_python(typed) == typed
+
+
+@pytest.mark.parametrize("typed", [DaskAddress, DaskWorkers, Workload])
+def test_prefect_shows_whole_what_a_field_wants(typed: Any) -> None:
+    """Its client prints patterns by rich, to which what is in brackets may be markup."""
+    patterns = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(TypeAdapter(typed).json_schema()))
+    assert patterns and all(render(each).plain == each for each in patterns)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Workload(Record):
     image_folder: ImageFolderSettings | None = None
     examples: ExamplesSettings | None = None
     compile: StrictBool = False
-    checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
+    checkpoints: str | None = Field(None, pattern=r"^[0-9a-z+.-]+://.+")
 
     @field_validator("both_ways")
     @classmethod
