@@ -20,8 +20,10 @@ from dejavu.cluster import load_cluster
 from dejavu.graphs.capture import capture
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
+from dejavu.what_if import varied
 from dejavu.workload.loader import load_workload
 from flows.__main__ import app
+from flows.inputs import check, whole_numbers
 from tests.conftest import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +96,25 @@ def test_what_the_tutorial_trains_can_be_read() -> None:
     run = next(line for block in found for line in block.text.splitlines() if "dejavu run" in line)
     words = shlex.split(run)
     assert {words[words.index("--workload") + 1], words[words.index("--cluster") + 1]} <= titles
+
+
+def test_lengths_and_batches_that_pages_ask_for_are_the_model_s() -> None:
+    asked = [
+        words
+        for page in DOCS.glob("*.md")
+        for block in blocks(page)
+        if block.language == "console"
+        for words, _ in commands(block)
+        if "--sequence-length" in words
+    ]
+    assert asked
+    for words in asked:
+        model, lengths, batches = (
+            words[words.index(name) + 1] for name in ("--model", "--sequence-length", "--batch-size")
+        )
+        sizes = (whole_numbers(name, text) for name, text in (("lengths", lengths), ("batches", batches)))
+        for _, workload in varied(load_workload(model), *sizes):
+            check(workload)
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
