@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import deployment, flow_run
 
 from dejavu.cluster import Cluster
@@ -22,6 +27,8 @@ from dejavu.workload import Workload
 from flows.endings import interrupts_as_such, recorded_log, without_tracebacks, without_waiting_for_heartbeats
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
+
+LOOK_SECONDS = 5.0  # between two looks whether a run is still there: each is a request to the server
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def session(
     """
     outer = _CURRENT.get()
     if outer is not None:
-        with interrupts_as_such():
+        with interrupts_as_such(), ended_when_deleted(outer.log):
             yield outer
         return
     without_tracebacks()
@@ -104,9 +111,43 @@ def session(
         here = Session(project, file, machines, run, log, dask if jobs is None else jobs.address, jobs)
         token = _CURRENT.set(here)
         try:
-            yield here
+            with ended_when_deleted(log):
+                yield here
         finally:
             _CURRENT.reset(token)
+
+
+@contextmanager
+def ended_when_deleted(log: Any) -> Iterator[None]:
+    """End this process by SIGTERM, as Prefect's worker does where its run is cancelled, when its run is deleted.
+
+    Each task and flow is recorded under its run: the next one would fail at that, wherever the run is by then.
+
+    Args:
+        log: of the flow that was started, which may be there still where one that it called was deleted.
+    """
+    run, is_over = flow_run.id, Event()
+
+    def is_there() -> bool:
+        with suppress(Exception), get_client(sync_client=True) as client:  # the server may be away
+            try:
+                client.read_flow_run(run)
+            except ObjectNotFound:
+                return False
+        return True
+
+    def look() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            if not is_there() and not is_over.is_set():
+                log.error("run %s was deleted in Prefect: this ends, as where it is cancelled", run)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    Thread(target=copy_context().run, args=(look,), name=f"is {run} there", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _prefect_tags() -> dict[str, str]:

@@ -19,10 +19,11 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
-from prefect.exceptions import ParameterTypeError, SignatureMismatchError
+from prefect.exceptions import ObjectNotFound, ParameterTypeError, SignatureMismatchError
 from prefect.states import State
 from typer.testing import CliRunner
 
@@ -37,7 +38,7 @@ from dejavu.runtime.job.resume import tell_of_page
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.runtime.state import MARKER
 from dejavu.workload import OptimizerSettings, Workload
-from flows import endings, services
+from flows import endings, services, session
 from flows.__main__ import app
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
@@ -819,3 +820,42 @@ ending(command, Path.cwd())
     assert done.stderr == (
         "interrupted; what was measured, tried and saved is kept\nthe same command goes on from there\n"
     )
+
+
+class _Server:
+    """Prefect's, of which a run's record is deleted after some looks; it is away in between."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks_left = looks
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def read_flow_run(self, run: str) -> None:
+        self.looks_left -= 1
+        if self.looks_left == 1:
+            raise OSError("it does not answer")
+        if self.looks_left < 1:
+            raise ObjectNotFound(OSError(run))
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+def test_a_run_that_is_deleted_ends_as_one_that_is_cancelled(
+    looks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It trained on unseen, or failed at the next task in words of Prefect's database."""
+    ended, server = Queue[int](), _Server(looks)
+    monkeypatch.setattr(session, "flow_run", SimpleNamespace(id="a-run"))
+    monkeypatch.setattr(session, "get_client", lambda sync_client: server)
+    monkeypatch.setattr(session, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.put(number))
+    with session.ended_when_deleted(logging.getLogger("run")):
+        assert ended.get(timeout=PATIENCE_SECONDS) == signal.SIGTERM and server.looks_left <= 0
+    assert caplog.messages == ["run a-run was deleted in Prefect: this ends, as where it is cancelled"]
+    server.looks_left = looks
+    with session.ended_when_deleted(logging.getLogger("run")):
+        pass
+    assert ended.empty(), "it was over before"
