@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.processes.files import write_json
@@ -36,9 +37,10 @@ from dejavu.runtime.state import read_weights, save_checkpoint
 from dejavu.track import Tracker
 from dejavu.track.old_runs import delete_old_runs
 from flows import service_record
+from flows.__main__ import app
 from flows.processes import RecordedProcess
 from flows.server_settings import MLFLOW_DATABASE, PREFECT_DATABASE
-from flows.upkeep.backup import backup, on_other_machines, restore
+from flows.upkeep.backup import backup, kept_elsewhere, restore
 from flows.upkeep.cleaning import DAY_SECONDS, KEPT_DAYS, clean, leftovers
 from tests.rows import row
 
@@ -345,9 +347,34 @@ def test_databases_that_a_backup_lacks_are_named(
     for name in DATABASES:
         monkeypatch.setenv(name, "postgresql://one:canary@db/kept" if name in asked else "")
     service_record.record(service_record.Services(str(project), "token", 1, 2, needs=needs))
-    told = on_other_machines(project)
+    told = kept_elsewhere(project)
     assert [name for name in DATABASES if name in told] == [name for name in DATABASES if name in {*needs, *asked}]
     assert bool(told) == bool(needs or asked) and "canary" not in told
+
+
+@pytest.mark.parametrize(
+    ("records", "is_elsewhere"),
+    [
+        ("", False),
+        ("sqlite:///{project}/mlflow.db", False),
+        ("sqlite:///mlflow.db", False),  # a backup is made in the project's folder
+        ("http://127.0.0.1:2", False),  # MLflow's server of `dejavu up`
+        ("sqlite:///{project}/other/mlflow.db", True),
+        ("https://one:canary@mlflow.example.com", True),
+    ],
+)
+def test_records_that_a_backup_lacks_are_named(
+    records: str, is_elsewhere: bool, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in DATABASES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", records.format(project=project))
+    monkeypatch.chdir(project)
+    service_record.record(service_record.Services(str(project), "token", 1, 2))
+    done = CliRunner().invoke(app, ["backup", str(tmp_path / "saved.tar")])
+    assert done.exit_code == 0, done.output
+    told = "not in it: MLflow's records, which are where MLFLOW_TRACKING_URI says" in done.output
+    assert told == is_elsewhere and "canary" not in done.output
 
 
 def test_nothing_is_restored_under_running_services(

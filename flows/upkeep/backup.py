@@ -35,6 +35,7 @@ from flows.server_settings import MLFLOW_DATABASE, PREFECT_DATABASE
 FORMAT = 1
 CONTENTS = "backup.json"
 STATE = ".dejavu"
+MLFLOW_RECORDS = "MLFLOW_TRACKING_URI"  # MLflow's own variable; it may have a password
 DATABASES = ("mlflow.db", f"{STATE}/prefect/prefect.db")
 FOLDERS = ("profiles_db", "mlartifacts", STATE)
 # Prefect's results are pickles, which are never taken from a file that somebody hands over; they are a cache.
@@ -139,15 +140,26 @@ def restore(project: Path, file: Path, *, force: bool = False, wait: bool = Fals
     return Saved(len(new), size_bytes)
 
 
-def on_other_machines(project: Path) -> str:
-    """Name what this project keeps in databases that no backup of its folder has; empty: nothing.
+def kept_elsewhere(project: Path) -> str:
+    """Say what this project keeps that no backup of its folder has; empty: nothing.
 
-    Services that run know it, where the environment is another one by now.
+    Services that run know of their databases, where the environment is another one by now.
     """
     up = service_record.recorded(project)
     needs = up.needs if up is not None else ()
     names = [name for name in (PREFECT_DATABASE, MLFLOW_DATABASE) if os.environ.get(name) or name in needs]
-    return f"not in it: the databases of {' and '.join(names)}; `pg_dump` saves them" if names else ""
+    places = [f"the databases of {' and '.join(names)}; `pg_dump` saves them"] if names else []
+    records = os.environ.get(MLFLOW_RECORDS, "")
+    is_served = up is not None and records == up.mlflow_url  # from the project's own database, or one that has a name
+    if records and not is_served and not _is_own(records, project):
+        places.append(f"MLflow's records, which are where {MLFLOW_RECORDS} says")
+    return f"not in it: {'; '.join(places)}" if places else ""
+
+
+def _is_own(records: str, project: Path) -> bool:
+    """Return whether this tracking URI is the project's own database."""
+    file = records.removeprefix("sqlite:///")
+    return file != records and (project / file).resolve() == project.resolve() / "mlflow.db"
 
 
 # Writing

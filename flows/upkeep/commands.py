@@ -22,7 +22,7 @@ def backup(
     project = Path.cwd()
     saved = saving.backup(project, file, wait=wait)
     typer.echo(f"saved {saved} in {file}")
-    if elsewhere := saving.on_other_machines(project):
+    if elsewhere := saving.kept_elsewhere(project):
         typer.echo(elsewhere)
 
 
