@@ -89,7 +89,7 @@ def _check_earlier(job: TrainingJob) -> None:
         InputError, LaunchError: it has not.
     """
     # With torch's checkpoints: half a second to import.
-    from dejavu.runtime.job.resume import check_checkpoint, earlier_training
+    from dejavu.runtime.job.resume import check_checkpoint, earlier_training, what_is_other
 
     _check(job)
     check_data(job.workload)
@@ -97,6 +97,8 @@ def _check_earlier(job: TrainingJob) -> None:
     if earlier.is_complete:
         raise InputError(str(earlier))
     check_checkpoint(Path(job.folder), job.workload)
+    for said in what_is_other(job):
+        print(f"warning: {said}", file=sys.stderr)
 
 
 def _check(job: TrainingJob) -> None:

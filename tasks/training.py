@@ -37,6 +37,7 @@ from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase, ProfileError
 from dejavu.profiling.measuring import least_samples
 from dejavu.runtime.job import Begun, TrainingJob, TrainingResult, job_to_resume, prepared_job, resumed
+from dejavu.runtime.job.resume import changed_code, has_other_data, what_is_other
 from dejavu.runtime.optimizer import learning_rate
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
@@ -57,7 +58,6 @@ from dejavu.trials import (
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import own_code
-from dejavu.workload.models.hugging_face import PREFIX
 from dejavu.workload.pretrained import check_pretrained, fingerprint, folder_of
 from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
@@ -210,11 +210,6 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
     return job
 
 
-def has_other_data(job: TrainingJob) -> bool:
-    """Return whether the examples are not those that the training began with."""
-    return job.data_fingerprint not in ("", dataset_of(job.workload).fingerprint)
-
-
 def has_other_weights(job: TrainingJob) -> bool:
     """Return whether the saved weights that the training started from are not there any more, or were written since."""
     try:
@@ -223,22 +218,13 @@ def has_other_weights(job: TrainingJob) -> bool:
         return True
 
 
-def changed_code(job: TrainingJob) -> str:
-    """Say what of the model is not what the training began with; "": nothing is known to have changed."""
-    was, now = job.model_code, own_code(job.workload) if job.model_code else {}
-    changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
-    if not changed:
-        return ""
-    if job.workload.model.startswith(PREFIX):
-        return f"the config of model {job.workload.model} is not that with which this training began"
-    modules = f"module{'' if len(changed) == 1 else 's'} {', '.join(changed)}"
-    return f"the code of model {job.workload.model} is not that with which this training began ({modules})"
-
-
 @task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
 def read_job(folder: Path) -> TrainingJob:
-    """Read the training job that was prepared in a run's folder."""
-    return prepared_job(folder)
+    """Read the training job that was prepared in a run's folder, and warn of what is not as it began."""
+    job = prepared_job(folder)
+    for said in what_is_other(job):
+        get_run_logger().warning("%s", said)
+    return job
 
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:
@@ -266,14 +252,6 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     get_run_logger().info("%s continues from %s", folder, where)
     if complete and (said := _other_rate(before.workload, workload, step)):
         get_run_logger().warning("%s", said)
-    if has_other_data(job):
-        get_run_logger().warning(
-            "the examples of data: %s are not those that this training began with: it goes on with what is there now, "
-            "and its losses are not those of an undisturbed training",
-            workload.data,
-        )
-    if changed := changed_code(job):
-        get_run_logger().warning("%s: it goes on with what is there now", changed)
     return job
 
 

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.job import Begun, TrainingJob, TrainingResult, job_to_resume
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import train_single
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
 from dejavu.workload.data.text import _read
+from flows.__main__ import app
 from tasks import training
 from tests.conftest import TINY
 from tests.launching import job_of
@@ -54,7 +57,8 @@ def test_other_examples_are_told_before_a_training_goes_on(
     text.write_text(change(text.read_text()))
     _read.cache_clear()  # another process reads it again
     with caplog.at_level(logging.INFO, logger="test"):
-        job = training.resume_training.fn(workload, binding, folder)
+        training.resume_training.fn(workload, binding, folder)
+        job = training.read_job.fn(folder)
         compared = training.compare_with_one_process.fn(job, _result(), tmp_path / "trials")
     warned = _warned(caplog)
     told = [one for one in warned if one.startswith("the examples of data: text are not those that this training")]
@@ -62,6 +66,22 @@ def test_other_examples_are_told_before_a_training_goes_on(
     assert (len(told), compared is None) == (int(is_other), is_other)
     for _ in range(2):  # also when it is resumed once more
         assert training.has_other_data(training.resume_training.fn(workload, binding, folder)) == is_other
+
+
+@pytest.mark.parametrize("how", ["--torchrun", "--slurm"])
+@pytest.mark.parametrize("name", OTHER)
+def test_other_examples_are_told_where_a_training_is_launched_elsewhere(
+    name: str, how: str, workload: Workload, tmp_path: Path
+) -> None:
+    """Standard output has the lines alone."""
+    folder, text = tmp_path / "run", tmp_path / "mine.txt"
+    replace(job_of(workload, folder), data_fingerprint=dataset_of(workload).fingerprint).write()
+    text.write_text(OTHER[name](text.read_text()))
+    _read.cache_clear()
+    done = CliRunner().invoke(app, ["launch", str(folder), how, *(["--dry-run"] if how == "--slurm" else [])])
+    assert done.exit_code == 0 and "the examples" not in done.stdout
+    told = "warning: the examples of data: text are not those that this training began with" in done.stderr
+    assert told == (name != "as it was")
 
 
 def test_a_job_of_before_says_nothing_of_its_examples(workload: Workload, tmp_path: Path) -> None:
@@ -125,7 +145,8 @@ def test_a_model_whose_code_has_changed_is_told_before_a_training_goes_on(
     for _ in range(2):  # also when it is resumed once more
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="test"):
-            job = training.resume_training.fn(own, binding, folder)
+            training.resume_training.fn(own, binding, folder)
+            job = training.read_job.fn(folder)
             training.compare_with_one_process.fn(job, _result(), tmp_path / "trials")
         *told, differ = _warned(caplog)
         said = f"he code of model {own.model} is not that with which this training began (module {module})"
@@ -148,7 +169,8 @@ def test_a_config_that_has_changed_is_told_before_a_training_goes_on(
     training.prepare_training.fn(workload, binding, None, folder)
     file.write_text(json.dumps({**config, "activation_function": activation}))
     with caplog.at_level(logging.WARNING, logger="test"):
-        job = training.resume_training.fn(workload, binding, folder)
+        training.resume_training.fn(workload, binding, folder)
+        job = training.read_job.fn(folder)
         training.compare_with_one_process.fn(job, _result(), tmp_path / "trials")
     *told, differ = _warned(caplog)
     said = f"he config of model hf:{file} is not that with which this training began"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from dejavu.runtime.job import TrainingJob, earlier_job, job_to_resume
 from dejavu.runtime.job.progress import read_losses
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, weight_shapes
 from dejavu.workload import Workload
-from dejavu.workload.models import layers_of
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, own_code
+from dejavu.workload.models.hugging_face import PREFIX
 from dejavu.workload.pretrained import check_pretrained
 
 PAGE_IS_DUE = "page-is-due"  # in a training's folder, until its run has recorded what was trained
@@ -106,6 +109,34 @@ def job_to_record(earlier: EarlierTraining | None) -> TrainingJob | None:
         return None
     job = job_to_resume(earlier.folder)
     return job if job.result_path.is_file() else None
+
+
+def what_is_other(job: TrainingJob) -> Iterator[str]:
+    """Say of its examples and of its model's code that they are not those that the training began with."""
+    if has_other_data(job):
+        yield (
+            f"the examples of data: {job.workload.data} are not those that this training began with: it goes on with "
+            "what is there now, and its losses are not those of an undisturbed training"
+        )
+    if changed := changed_code(job):
+        yield f"{changed}: it goes on with what is there now"
+
+
+def has_other_data(job: TrainingJob) -> bool:
+    """Return whether the examples are not those that the training began with."""
+    return job.data_fingerprint not in ("", dataset_of(job.workload).fingerprint)
+
+
+def changed_code(job: TrainingJob) -> str:
+    """Say what of the model is not what the training began with; "": nothing is known to have changed."""
+    was, now = job.model_code, own_code(job.workload) if job.model_code else {}
+    changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    if not changed:
+        return ""
+    if job.workload.model.startswith(PREFIX):
+        return f"the config of model {job.workload.model} is not that with which this training began"
+    modules = f"module{'' if len(changed) == 1 else 's'} {', '.join(changed)}"
+    return f"the code of model {job.workload.model} is not that with which this training began ({modules})"
 
 
 def check_checkpoint(training: Path, workload: Workload) -> None:
