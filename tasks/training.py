@@ -53,6 +53,7 @@ from dejavu.trials import (
     remembered_reference,
     remembered_search,
     search_initialization,
+    what_other_parts_change,
     what_replicas_do_apart,
 )
 from dejavu.workload import Workload
@@ -250,8 +251,9 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     job.write()
     where = f"step {step}" if complete else "its beginning: there is no checkpoint"
     get_run_logger().info("%s continues from %s", folder, where)
-    if complete and (said := _other_rate(before.workload, workload, step)):
-        get_run_logger().warning("%s", said)
+    if complete:
+        for said in filter(None, (_other_rate(before.workload, workload, step), _other_parts(before, job))):
+            get_run_logger().warning("%s", said)
     return job
 
 
@@ -265,6 +267,24 @@ def _other_rate(before: Workload, now: Workload, step: int) -> str:
         f"{before.num_steps} it is {rate:.3g} in step {step + 1}, after {learning_rate(before, step - 1):.3g} in step "
         f"{step}, and losses are not those of a training that has {now.num_steps} from its beginning"
     )
+
+
+def went_on(job: TrainingJob, result: TrainingResult) -> Iterator[str]:
+    """Say of each change of the plan how the training went on, and what of its losses it changed."""
+    for migration in result.migrations:
+        yield str(migration)
+        plans = (migration.from_plan, migration.to_plan)
+        before, now = (replace(job, binding=replace(job.binding, plan=plan)) for plan in plans)
+        if said := _other_parts(before, now):
+            yield said
+
+
+def _other_parts(before: TrainingJob, now: TrainingJob) -> str:
+    """Say that a training goes on with other losses, as its plan parts the examples in another way; "": it does not."""
+    if not (what := what_other_parts_change(before, now)):
+        return ""
+    others = "the plan has other microbatches or replicas than the one before, and losses are not those under that"
+    return f"{others}. {what}"
 
 
 @task(
@@ -346,8 +366,8 @@ def train_pipeline(
         log.log(WARNING if are_all else INFO, "left out: %s", result.said_of_left_out)
     for warning in result.warnings:
         log.warning("%s", warning)
-    for migration in result.migrations:
-        log.warning("%s", migration)
+    for said in went_on(job, result):
+        log.warning("%s", said)
     if result.restarts and not result.migrations:
         why = "; ".join(result.failures)
         times = plural(result.restarts, "time")

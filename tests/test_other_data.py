@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.job import Begun, TrainingJob, TrainingResult, job_to_resume
+from dejavu.runtime.job.migration import Migration
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import train_single
 from dejavu.workload import Workload
@@ -24,7 +25,7 @@ from dejavu.workload.data.text import _read
 from flows.__main__ import app
 from tasks import training
 from tests.conftest import TINY
-from tests.launching import job_of
+from tests.launching import DRAW, job_of
 
 OTHER = {
     "as it was": lambda text: text,
@@ -243,3 +244,37 @@ def test_a_training_that_goes_on_for_more_steps_is_compared_as_it_began(
     decays = "the learning rate decays to the end of the training: with num_steps"
     said = [f"{decays} {steps} it is {now} in step 7, after {was} in step 6" for steps, now, was in rates]
     assert told == ([] if decay == "constant" else said)
+
+
+@pytest.mark.parametrize(("model", "num_microbatches"), [("with_dropout", 4), ("with_dropout", 2), ("wide_stack", 2)])
+def test_other_microbatches_are_told_where_losses_are_others_under_them(
+    model: str, num_microbatches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a training goes on under another plan: its first losses, which are compared, do not tell."""
+    started = Workload(model=f"tests.own_models:{model}", data="digits", batch_size=8, num_microbatches=4, num_steps=4)
+    now, folder = started.model_copy(update={"num_microbatches": num_microbatches}), tmp_path / "run"
+    binding = job_of(started, folder).binding
+    monkeypatch.setattr(training, "get_run_logger", lambda: logging.getLogger("test"))
+    training.prepare_training.fn(started, binding, None, folder)
+    monkeypatch.setattr(training, "complete_checkpoints", lambda _: [folder / "step-2"])
+    monkeypatch.setattr(training, "checkpoint_step", lambda _: 2)
+    with caplog.at_level(logging.WARNING, logger="test"):
+        training.resume_training.fn(now, binding, folder)
+    losses = [train_single(one, DRAW, range(1)) for one in (started, now)]
+    said = "the plan has other microbatches or replicas than the one before, and losses are not those under that. Layer"
+    assert [one.startswith(f"{said} '2' draws") for one in _warned(caplog)] == [True] * (losses[0] != losses[1])
+
+
+@pytest.mark.parametrize("model", ["with_dropout", "wide_stack"])
+def test_replicas_are_told_where_losses_are_others_with_them(model: str, tmp_path: Path) -> None:
+    """As where a training migrates."""
+    job = job_of(Workload(model=f"tests.own_models:{model}", data="digits", batch_size=8, num_microbatches=4), tmp_path)
+    plan = job.binding.plan
+    two = replace(plan.stages[1].configuration, devices_per_node=2, data_parallel=2)
+    both = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], configuration=two)))
+    moves = tuple(Migration(2, "a host went", *plans, 1.0, 0) for plans in ((plan, both), (both, both), (both, plan)))
+    of_first, *others = training.went_on(job, replace(_result(), migrations=moves))
+    assert of_first == str(moves[0])
+    said = "the plan has other microbatches or replicas than the one before, and losses are not those under that. Layer"
+    told = [one for one in others if one.startswith(f"{said} '2' draws")]
+    assert len(told) == (2 if model == "with_dropout" else 0) and len(others) == 2 + len(told)

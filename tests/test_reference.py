@@ -20,7 +20,7 @@ from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.single import NUM_COMPARED, largest_difference, reference_losses, train_single
-from dejavu.trials import TrialSpec, remembered_reference, what_replicas_do_apart
+from dejavu.trials import TrialSpec, remembered_reference, what_other_parts_change, what_replicas_do_apart
 from dejavu.workload import TrialSettings, Workload
 from tasks.training import read_job, remember_times
 from tests.conftest import TINY, some, spread
@@ -192,7 +192,7 @@ def test_hooks_of_weights_that_replicas_have_are_named(parts: int, tmp_path: Pat
     (alone,) = job.binding.plan.stages
     all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
     job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
-    said = "Layer '1' has hooks of weights, each given the gradient of a replica's own examples"
+    said = "Layer '1' has hooks of weights, which are given gradients of each replica's own examples"
     assert what_replicas_do_apart(job) == (said if parts > 1 else "")
 
 
@@ -205,7 +205,7 @@ def test_buffers_that_replicas_change_are_named(model: str, layer: str, parts: i
     (alone,) = job.binding.plan.stages
     all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
     job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
-    said = f"Layer {layer!r} changes its buffers, each replica by its own examples"
+    said = f"Layer {layer!r} changes its buffers by each replica's own examples"
     assert what_replicas_do_apart(job) == (said if layer and parts > 1 else "")
 
 
@@ -234,6 +234,32 @@ def test_dropout_of_a_part_of_a_microbatch_is_named(kind: str, parts: int, tmp_p
     assert said == (drawn if layer and parts > 1 else "")
 
 
+PARTED = {  # a model, and what of it depends on how a step's examples are parted
+    "with_dropout": "Layer '2' draws random numbers for each part's own examples, as dropout does",
+    "weights_here_and_there": "Layer '1' has a batch norm of each part's own examples",
+    "wide_stack": "",
+}
+
+
+@pytest.mark.parametrize("model", PARTED)
+@pytest.mark.parametrize(
+    ("microbatches", "replicas"),
+    [((2, 2), (1, 1)), ((2, 4), (1, 1)), ((4, 2), (1, 1)), ((4, 4), (1, 2)), ((4, 4), (2, 1)), ((2, 2), (2, 2))],
+)
+def test_what_another_plan_changes_for_a_training_that_goes_on_is_named(
+    model: str, microbatches: tuple[int, int], replicas: tuple[int, int], tmp_path: Path
+) -> None:
+    jobs = []
+    for number, parts in zip(microbatches, replicas, strict=True):
+        workload = Workload(model=f"tests.own_models:{model}", data="digits", batch_size=8, num_microbatches=number)
+        job = job_of(workload, tmp_path, ())
+        (alone,) = job.binding.plan.stages
+        both = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
+        jobs.append(replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(both,)))))
+    is_other = microbatches[0] != microbatches[1] or replicas[0] != replicas[1]
+    assert what_other_parts_change(*jobs) == (PARTED[model] if is_other else "")
+
+
 @pytest.mark.parametrize("heads", some([1, 2, 3, 4], [1, 2]))
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp_path: Path) -> None:
@@ -247,7 +273,7 @@ def test_a_loss_that_is_no_mean_of_examples_is_named(heads: int, parts: int, tmp
     (alone,) = job.binding.plan.stages
     all_of = replace(alone, configuration=replace(alone.configuration, devices_per_node=parts, data_parallel=parts))
     job = replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, stages=(all_of,))))
-    said = f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
+    said = f"The model's loss of a microbatch is not the mean of those of its {parts} parts"
     assert what_replicas_do_apart(job) == (said if parts > 1 and heads in (2, 3) else "")
 
 

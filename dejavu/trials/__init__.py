@@ -10,7 +10,7 @@ from dejavu.trials.bought import Bought, Standing
 from dejavu.trials.clients import client_of, local_client
 from dejavu.trials.halving import rungs
 from dejavu.trials.job_queue import JobError, Jobs, check_queue, searching_client, started_jobs
-from dejavu.trials.reference import remembered_reference, what_replicas_do_apart
+from dejavu.trials.reference import remembered_reference, what_other_parts_change, what_replicas_do_apart
 from dejavu.trials.running import best, probe_draws, run_trials
 from dejavu.trials.search import Rung, Trials, most_draws, remembered_search, search_initialization
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
@@ -38,5 +38,6 @@ __all__ = [
     "search_initialization",
     "searching_client",
     "started_jobs",
+    "what_other_parts_change",
     "what_replicas_do_apart",
 ]

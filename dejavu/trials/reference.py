@@ -1,9 +1,13 @@
-"""Single-process losses to compare a pipeline's first losses with: trained once for each start, then remembered."""
+"""Single-process losses to compare a pipeline's first losses with: trained once for each start, then remembered.
+
+Shape suffix: L = layers.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -74,31 +78,52 @@ def what_replicas_do_apart(job: TrainingJob) -> str:
 
     A stage's replicas each have a part of every microbatch, where one process has all of it: its losses are others.
     """
+    return _what_parts_change(job, _parts_of_layers(job), "each replica's own examples")
+
+
+def what_other_parts_change(before: TrainingJob, now: TrainingJob) -> str:
+    """Say what is not the same where a step's examples are parted in another way; "": none is known.
+
+    A training goes on so under a plan that has other numbers of microbatches, or of a stage's replicas.
+    """
+    whole = max(before, now, key=lambda job: job.workload.microbatch_size)
+    if before.workload.microbatch_size != now.workload.microbatch_size:
+        differ = [True] * len(layers_of(now.workload))
+    else:
+        differ = [a != b for a, b in zip(*map(_parts_of_layers, (before, now)), strict=True)]
+    return _what_parts_change(whole, [2 if one else 1 for one in differ], "each part's own examples")
+
+
+def _parts_of_layers(job: TrainingJob) -> list[int]:
+    """Return for each layer into how many parts a microbatch is divided among its stage's replicas."""
+    stages = job.binding.plan.stages
+    return [stage.configuration.example_parts for stage in stages for _ in range(stage.start, stage.stop)]
+
+
+def _what_parts_change(job: TrainingJob, parts_L: Sequence[int], of_whose: str) -> str:
+    """Say which of the layers whose microbatches are divided depends on that, or that the loss does."""
+    if max(parts_L) == 1:
+        return ""
     pairs = list(zip(layers_of(job.workload), capture(job.workload).layers, strict=True))
-    for stage in job.binding.plan.stages:
-        if stage.configuration.example_parts == 1:
+    for (builder, layer), parts in zip(pairs, parts_L, strict=True):
+        if parts == 1:
             continue
-        for builder, layer in pairs[stage.start : stage.stop]:
-            with fake_tensors():
-                modules = list(builder.build().modules())
-            for kind, what in OF_ALL_EXAMPLES.items():
-                if any(isinstance(module, kind) for module in modules):
-                    return f"Layer {builder.name!r} {what} of each replica's own examples"
-            if any(one._backward_hooks for module in modules for one in module.parameters(recurse=False)):
-                return (
-                    f"Layer {builder.name!r} has hooks of weights, each given the gradient of a replica's own examples"
-                )
-            if any(operator.kind.removeprefix("aten.").startswith(_DRAWS) for operator in layer.operators):
-                return f"Layer {builder.name!r} draws random numbers for each replica's own examples, as dropout does"
-    parts = job.binding.plan.stages[-1].configuration.example_parts
-    if parts > 1 and not _is_mean_of_parts(job, parts):
-        return f"The model's loss of a microbatch is not the mean of those of its {parts} parts, which replicas have"
+        with fake_tensors():
+            modules = list(builder.build().modules())
+        for kind, what in OF_ALL_EXAMPLES.items():
+            if any(isinstance(module, kind) for module in modules):
+                return f"Layer {builder.name!r} {what} of {of_whose}"
+        if any(one._backward_hooks for module in modules for one in module.parameters(recurse=False)):
+            return f"Layer {builder.name!r} has hooks of weights, which are given gradients of {of_whose}"
+        if any(operator.kind.removeprefix("aten.").startswith(_DRAWS) for operator in layer.operators):
+            return f"Layer {builder.name!r} draws random numbers for {of_whose}, as dropout does"
+    if parts_L[-1] > 1 and not _is_mean_of_parts(job, parts_L[-1]):
+        return f"The model's loss of a microbatch is not the mean of those of its {parts_L[-1]} parts"
     inputs = boundaries(job.workload)
-    for stage in job.binding.plan.stages:
-        for position in range(stage.start, stage.stop) if stage.configuration.example_parts > 1 else ():
-            builder = pairs[position][0]
-            if _changes_buffers(builder, inputs[position], DTYPES[job.workload.dtype]):  # of a count it does not matter
-                return f"Layer {builder.name!r} changes its buffers, each replica by its own examples"
+    for position, parts in enumerate(parts_L):
+        builder = pairs[position][0]
+        if parts > 1 and _changes_buffers(builder, inputs[position], DTYPES[job.workload.dtype]):
+            return f"Layer {builder.name!r} changes its buffers by {of_whose}"  # of a count it does not matter
     return ""
 
 
