@@ -433,7 +433,7 @@ def test_an_earlier_training_is_looked_at_before_anything_starts(tiny: Workload,
         found = earlier_training(run, tiny.model_copy(update={"num_steps": num_steps}))
         assert found.is_complete
         assert "is complete: 3 steps are trained, the last at loss 7.5000" in str(found)
-        assert "num_steps above 3" in str(found)
+        assert f"num_steps above 3 in its workload file, and `dejavu run --resume {run} --workload FILE`" in str(found)
 
 
 @pytest.mark.parametrize("change", [{"learning_rate": 1e-5}, {"clip_norm": 1.0}], ids=str)

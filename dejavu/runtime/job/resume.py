@@ -60,7 +60,8 @@ class EarlierTraining:
             return f"{complete}; its page is not made yet, which `dejavu run --resume {self.folder}` does"
         return (
             f"{complete}, and the workload wants {self.num_steps}. "
-            f"Nothing was started; to train further, set num_steps above {self.step} in the workload"
+            f"Nothing was started; to train further, set num_steps above {self.step} in its workload file, and "
+            f"`dejavu run --resume {self.folder} --workload FILE`"
         )
 
 
