@@ -85,6 +85,8 @@ def job_to_launch(
 def _check_earlier(job: TrainingJob) -> None:
     """Check that a prepared training has steps left, and what they need, as far as that does not depend on its hosts.
 
+    A result that is there is then an earlier one, and goes.
+
     Raises:
         InputError, LaunchError: it has not.
     """
@@ -97,6 +99,7 @@ def _check_earlier(job: TrainingJob) -> None:
     if earlier.is_complete:
         raise InputError(str(earlier))
     check_checkpoint(Path(job.folder), job.workload)
+    job.result_path.unlink(missing_ok=True)  # of fewer steps: a script would take it for the end of this training
     for said in what_is_other(job):
         print(f"warning: {said}", file=sys.stderr)
 

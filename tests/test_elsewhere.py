@@ -306,6 +306,19 @@ def test_the_script_trains_and_says_when_it_has(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().count("srun") == 1
 
 
+def test_a_script_does_not_take_an_earlier_result_for_the_whole_training(tmp_path: Path) -> None:
+    """As of one that was to go on for more steps, or whose last checkpoint was damaged and deleted."""
+    job = job_on(tmp_path, ("here-0",))
+    job.result_path.write_text("{}")
+    said = CliRunner().invoke(app, ["launch", job.folder, "--slurm", "--dry-run"])
+    assert said.exit_code == 0, said.output
+    fake = slurm_environment(tmp_path, 1)
+    (tmp_path / "bin" / "srun").write_text("#!/bin/bash\nexit 7\n")  # it would train
+    script = Path(job.folder) / "train.sbatch"
+    done = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 7 and "is complete" not in done.stdout
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("by", ["USR1", "TERM", "clock"])
 def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(by: str, tmp_path: Path) -> None:
