@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 
 from benchmarks.bound.every_plan import count, every_plan, small_priced
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
-from dejavu.simulation.bound import Proof, RankChoices, simulated_lower_bound
+from dejavu.simulation.bound import Proof, RankChoices, bounding
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.simulation.bound.first.balance import balance_seconds
-from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
+from dejavu.simulation.bound.first.fewest_devices import FewestDevices
 from tests.conftest import draws, some
 from tests.test_plans_by_nodes import posed, seconds_told_apart
 
@@ -58,7 +60,13 @@ def bounds(priced: PricedProblem, name: str, num_ranks: int, best_seconds: float
     every = np.ones(len(priced.problem.configurations), np.bool_)
     turns = SCHEDULES[name].placement != "loop"
     problem = bound_problem(priced, best_seconds, RankChoices(*[every] * 4) if turns else None)
-    return fewest_devices_seconds(problem, name, np.zeros(num_ranks), best_seconds)
+    return asked_out(FewestDevices(problem, name, np.zeros(num_ranks), best_seconds))
+
+
+def asked_out(fewest: FewestDevices) -> np.ndarray:
+    while fewest.is_open_P.any():
+        fewest.ask(int(np.where(fewest.is_open_P, fewest.bound_P, np.inf).argmin()))
+    return fewest.bound_P
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -163,21 +171,61 @@ def test_no_plan_told_apart_by_nodes_is_faster(schedule: str, tmp_path: Path) ->
         least[len(plans[k].ranks)] = min(least.get(len(plans[k].ranks), np.inf), seconds)
     best_seconds = 1.5 * min(least.values())
     problem = bound_problem(told.priced, best_seconds, told.choices)
-    found_P = fewest_devices_seconds(problem, schedule, np.zeros(max(least)), best_seconds)
+    found_P = asked_out(FewestDevices(problem, schedule, np.zeros(max(least)), best_seconds))
     assert all(found_P[ranks - 1] <= seconds * (1 + 1e-9) for ranks, seconds in least.items())
     assert found_P.max() > 0.3 * min(least.values())
 
 
-def test_it_is_what_is_proved_before_time_is_given() -> None:
+def many_alike(num_layers: int, num_devices: int, num_microbatches: int, kept: float) -> PricedProblem:
+    """Layers alike on one type's devices, where a stage on twice as many keeps so much of each one's speed."""
+    widths = [2**k for k in range(num_devices.bit_length())]
+    configurations = [StageConfiguration("gpu", devices_per_node=n, data_parallel=n) for n in widths]
+    C, L = len(widths), num_layers
+    seconds_C = np.array([1.0 / (n * kept**k) for k, n in enumerate(widths)])
+    forward_CL = np.repeat(seconds_C[:, None], L, axis=1)
+    nothing_CL, nothing_CC = np.zeros((C, L)), np.zeros((C, C))
+    costs = AdditiveCosts(
+        3.0 * forward_CL, nothing_CL, np.zeros(C), nothing_CL, nothing_CL, nothing_CL, np.full(C, 1e9)
+    )
+    counts, names = {"gpu": num_devices}, tuple(f"layer{k}" for k in range(L))
+    problem = Problem(
+        names, tuple(configurations), counts, costs, np.zeros(L + 1), nothing_CC, nothing_CC, "1f1b", num_microbatches
+    )
+    return PricedProblem(problem, forward_CL, 2.0 * forward_CL)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(
+    ("num_layers", "num_devices", "num_microbatches", "kept"),
+    [(24, 32, 16, 0.9), (24, 32, 64, 0.9), (48, 128, 16, 0.8), (48, 128, 32, 0.95), (96, 1024, 64, 0.85)],
+)
+def test_a_plan_on_many_devices_alike_is_near_what_is_proved(
+    name: str, num_layers: int, num_devices: int, num_microbatches: int, kept: float
+) -> None:
+    """The shortest way through the model is on wide stages and the fewest devices are narrow ones: no plan has both."""
+    priced = many_alike(num_layers, num_devices, num_microbatches, kept)
+    steps = list[float]()
+    for configuration in priced.problem.configurations:
+        S = num_devices // configuration.num_devices
+        if min(num_layers, num_microbatches) >= S and num_layers % S == 0:
+            size = num_layers // S
+            stages = tuple(Stage(s * size, (s + 1) * size, configuration) for s in range(S))
+            steps.append(simulate_plan(priced, Plan(stages, name, num_microbatches)).step_seconds)
+    assert len(steps) >= 3
+    found_P = bounds(priced, name, min(num_layers, num_microbatches), min(steps))
+    assert (0.9 if name == "1f1b" else 0.8) * min(steps) < found_P.min() <= min(steps)
+
+
+def test_every_step_of_a_bound_is_proved() -> None:
+    """Limits and tables take turns; without time it goes on by one of them."""
     said = set[Proof]()
     for seed in range(700, 712):
         priced = with_slow_links(small_priced(seed), 1.0)
         least = least_by_ranks(priced, "1f1b") if count(priced, 701) <= 700 else {}
         if least:
             best_seconds = min(least.values())
-            found = simulated_lower_bound(
-                priced, schedules=("1f1b",), best_seconds=best_seconds * 1.05, budget_seconds=0.0
-            )
-            assert found.seconds <= best_seconds
-            said.add(found.proved_by)
+            bound = bounding(priced, schedules=("1f1b",), best_seconds=best_seconds * 1.05)
+            steps = [bound.go_on(0.0) for _ in range(8)]
+            assert all(a.seconds <= b.seconds <= best_seconds for a, b in itertools.pairwise(steps)), seed
+            said |= {step.proved_by for step in steps}
     assert Proof.DEVICES in said

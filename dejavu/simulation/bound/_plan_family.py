@@ -101,10 +101,10 @@ class Place:
             if np.isinf(best_seconds):
                 self._nothing()
             else:
-                self._raise(best_seconds, Proof.PATHS)
+                self.raise_to(best_seconds, Proof.PATHS)
             return None
         self._dual.add_plan(*least.plan())
-        self._raise(self._raised(self._alive_SCLL1, best_seconds, is_late), Proof.PATHS)
+        self.raise_to(self._raised(self._alive_SCLL1, best_seconds, is_late), Proof.PATHS)
         return self._met()
 
     def refine(self, best_seconds: float, most_steps: int, is_late: Callable[[], bool]) -> Faster | None:
@@ -119,7 +119,7 @@ class Place:
         self._best = best_seconds
         limit = min(best_seconds, self.bound_seconds * (1.0 + self._stride))
         alive_SCLL1 = self._alive_SCLL1 if limit == best_seconds else self._alive_SCLL1.copy()
-        self._raise(self._raised(alive_SCLL1, limit, is_late), Proof.PATHS)
+        self.raise_to(self._raised(alive_SCLL1, limit, is_late), Proof.PATHS)
         found = self._met()
         if self.bound_seconds < limit and not is_late():
             walked = self._walked(alive_SCLL1, limit, most_steps)
@@ -214,14 +214,14 @@ class Place:
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
             return best
-        self._raise(walked.limit, Proof.EVERY_PLAN)
+        self.raise_to(walked.limit, Proof.EVERY_PLAN)
         until = limit if best is None else min(limit, best.seconds)
         if walked.limit < until * (1.0 - _NEAR):
             again = self._walk(alive_SCLL1, WalkLimits(until, most_steps, False, _MOST_LEAVES))
             met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.configuration_KS, strict=True)]
             best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
             if again.is_complete:
-                self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
+                self.raise_to(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
         return best
 
     def _walk(self, alive_SCLL1: Mask, limits: WalkLimits) -> Walked:
@@ -279,7 +279,8 @@ class Place:
     def _weights(self, line: Line) -> Weights:
         return weights(line.stage_S5, line.cut_S3, np.zeros(len(self.problem.prices.class_C)), self._back_S)
 
-    def _raise(self, seconds: float, proved_by: Proof) -> None:
+    def raise_to(self, seconds: float, proved_by: Proof) -> None:
+        """Take a bound that is proved, where it is higher."""
         if seconds > self.bound_seconds:
             self.bound_seconds, self.proved_by = min(seconds, self._best), proved_by
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +19,7 @@ from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.bound._plan_family import Faster, Place
 from dejavu.simulation.bound._prefix_sums import BoundProblem, RankChoices, bound_problem
 from dejavu.simulation.bound.first.balance import balance_seconds
-from dejavu.simulation.bound.first.fewest_devices import fewest_devices_seconds
+from dejavu.simulation.bound.first.fewest_devices import FewestDevices
 from dejavu.simulation.bound.proof import Proof
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
@@ -154,31 +154,52 @@ class Bounding:
         self.schedules = tuple(dict.fromkeys(schedules))
         self.best_seconds, self.close = best_seconds, close
         self.plan: Plan | None = None
+        self._asked = dict[str, _Asked]()
         self.places = self._places(known)
-        # Few ranks first: they are quickly walked through, and a fast plan among them spares the others most.
         few = [place for place in self.places if place.num_stages <= _FEW_STAGES]
         few.sort(key=lambda place: (place.num_stages, place.bound_seconds))
-        self._first = deque(place for place in few for _ in range(2))
+        self._few = deque(place for place in few for _ in range(2))
+        self._num_refined = Counter[Place]()
+        self._asked_seconds, self._refined_seconds = 0.0, 0.0
         self.spent_seconds = time.thread_time() - began
 
     def go_on(self, budget_seconds: float) -> SimulatedBound:
-        """What is proved after so much more processor time of this thread."""
+        """What is proved after so much more processor time of this thread: a step at least, whose time is not known."""
         began = time.thread_time()
         self._until = began + budget_seconds
-        while self._first and not self.is_late():
-            place = self._first.popleft()
-            if place.can_move and self._is_wanted(place):
-                self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
-        # The least bound is what all others wait for.
-        while not self.is_late() and (left := self._left()):
-            place = min(left, key=lambda place: place.bound_seconds)
-            self._take(place.refine(self.best_seconds, _STEPS, self.is_late))
+        while self._go_a_step() and not self.is_late():
+            pass
         self.spent_seconds += time.thread_time() - began
         return self._result()
 
+    def _go_a_step(self) -> bool:
+        """Raise the least bound, for which all others wait; return whether there was anything to do.
+
+        Limits and the places' own tables take turns, whichever had less time. Where no plan is known, places of few
+        ranks come first: they are quickly walked through, and a plan among them spares the others most.
+        """
+        place = min(self._left(), key=lambda place: place.bound_seconds, default=None)
+        if place is None:
+            return False
+        began, of_schedule = time.thread_time(), self._asked[place.schedule]
+        if of_schedule.may_raise(place) and (self._asked_seconds <= self._refined_seconds or not place.can_move):
+            of_schedule.ask(place)
+            self._asked_seconds += time.thread_time() - began
+            return True
+        if self._few and np.isinf(self.best_seconds):
+            place = self._few.popleft()
+        most_steps = _STEPS if self._num_refined[place] > 1 else _FIRST_STEPS
+        self._num_refined[place] += 1
+        if place.can_move and self._is_wanted(place):
+            self._take(place.refine(self.best_seconds, most_steps, self.is_late))
+            self._asked[place.schedule].know(place)
+        self._refined_seconds += time.thread_time() - began
+        return True
+
     def _left(self) -> list[Place]:
         """Where more work may raise the bound."""
-        return [place for place in self.places if place.can_move and self._is_wanted(place)]
+        wanted = filter(self._is_wanted, self.places)
+        return [place for place in wanted if place.can_move or self._asked[place.schedule].may_raise(place)]
 
     def _is_wanted(self, place: Place) -> bool:
         return place.bound_seconds < (1.0 - self.close) * self.best_seconds
@@ -195,10 +216,12 @@ class Bounding:
             each = named(SCHEDULES, name).stages_per_rank
             stages = [each * ranks for ranks in range(1, min(most, L // each) + 1)]
             floor_P = np.array([max(balance_P[s // each - 1], known.get((name, s), 0.0)) for s in stages])
-            fewest_P = fewest_devices_seconds(self.problem, name, floor_P, self.best_seconds)
-            for s, floor, bound in zip(stages, floor_P, fewest_P, strict=True):
-                proof = Proof.DEVICES if bound > floor else Proof.BALANCE
-                places.append(Place(self.problem, name, s, min(float(bound), self.best_seconds), proof))
+            of_schedule = [
+                Place(self.problem, name, s, min(float(floor), self.best_seconds), Proof.BALANCE)
+                for s, floor in zip(stages, floor_P, strict=True)
+            ]
+            self._asked[name] = _Asked(FewestDevices(self.problem, name, floor_P, self.best_seconds), of_schedule)
+            places += of_schedule
         return places
 
     def _take(self, found: Faster | None) -> None:
@@ -227,3 +250,25 @@ class Bounding:
             spent_seconds=self.spent_seconds,
             shortfall=sum(1.0 - place.bound_seconds / self.best_seconds for place in self._left()),
         )
+
+
+class _Asked:
+    """The limits that are asked of the places of one schedule, in the order of their numbers of ranks."""
+
+    def __init__(self, fewest: FewestDevices, places: Sequence[Place]) -> None:
+        self._fewest, self._places = fewest, places
+        self._number = {place: number for number, place in enumerate(places)}
+
+    def may_raise(self, place: Place) -> bool:
+        return bool(self._fewest.is_open_P[self._number[place]])
+
+    def know(self, place: Place) -> None:
+        """Ask no limit below what is proved of the place otherwise."""
+        number = self._number[place]
+        self._fewest.bound_P[number] = max(self._fewest.bound_P[number], place.bound_seconds)
+
+    def ask(self, place: Place) -> None:
+        """Ask one limit for this place; the others have what it proves of them."""
+        self._fewest.ask(self._number[place])
+        for of_ranks, bound in zip(self._places, self._fewest.bound_P, strict=True):
+            of_ranks.raise_to(float(bound), Proof.DEVICES)
