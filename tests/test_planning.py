@@ -62,6 +62,7 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
+from dejavu.workload.loader import load_workload
 from dejavu.workload.models import layers_of
 from flows.__main__ import _with_json_target, app
 from flows.inputs import read_what_if, whole_numbers
@@ -247,6 +248,32 @@ def test_baselines_are_all_there_and_the_gain_is_over_the_best(choice: Choice) -
     fastest = min(row.best.step_seconds for row in choice.baselines.values() if row.best)
     assert choice.speedup == pytest.approx(fastest / choice.step_seconds)
     assert choice.speedup >= 1.0
+
+
+@pytest.mark.parametrize("nodes", [12, 32])
+def test_over_slow_links_no_even_split_near_the_cheapest_is_simulated_faster(nodes: int, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    group = (
+        "{name: a, count: %d, devices: {type: A100-SXM4-80GB, count: 8}, link: {bandwidth: 300 GB/s, latency: 4 us}}"
+    )
+    slow = "{default: {bandwidth: 25 Gbit/s, latency: 5 us}}"
+    path.write_text(f"name: slow\nnodes: [{group % nodes}]\nlinks: {slow}\n")
+    asked = PlanRequest(
+        *(load_workload("llama3-8b"), load_cluster(path), tmp_path),
+        searches=("uniform",),
+        microbatches=(32,),
+        budget_seconds=0.0,
+    )
+    found = Planner().plan(asked)
+    row = found.baselines["uniform"]
+    assert row.best is not None and row.result is not None
+    problem, cheapest = row.priced.problem, found.uniform_step_seconds
+    assert row.result.step_seconds == price(problem, row.result.plan).step_seconds
+    assert cheapest is not None and row.result.step_seconds > cheapest  # by the formula another is better
+    first = next(one for one in found.considered if one.search == "uniform")
+    assert first.result is not None and first.result.near and first.result.plan != row.result.plan
+    for other in (first.result.plan, *first.result.near):
+        assert row.best.simulated_seconds <= simulate_plan(row.priced, other).step_seconds * (1 + TIE)
 
 
 def test_the_table_and_the_sentence_mean_the_same_fullest_device(folder: Path) -> None:

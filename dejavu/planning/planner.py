@@ -29,7 +29,7 @@ from dejavu.planning.request import PlanRequest
 from dejavu.planning.ways.both_ways import plans_both_ways
 from dejavu.planning.ways.nodes import as_plain
 from dejavu.planning.ways.slices import plans_in_slices
-from dejavu.plans import Answer, NoPlanError, Plan, SearchResult
+from dejavu.plans import Answer, NoPlanError, Plan, SearchResult, step_seconds
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
@@ -266,7 +266,20 @@ class _Planning:
 
     def _consider(self, search: str, priced: PricedProblem, answer: Answer) -> None:
         row = Considered(search, priced, answer)
-        self.rows.append(row if row.result is None else self._under_schedules(row, row.result.plan))
+        if not isinstance(answer, SearchResult):
+            self.rows.append(row)
+            return
+        found = self._under_schedules(row, answer.plan)
+        self.rows.append(found)
+        if found.best is None or found.best.simulated_seconds <= answer.step_seconds * (1 + LONG_WAITING):
+            return
+        for plan in answer.near:  # what the formula leaves out may be less of these
+            priced_so = replace(answer, plan=plan, step_seconds=step_seconds(priced.problem, plan), near=())
+            near = self._under_schedules(replace(row, answer=priced_so), plan)
+            if ranked(one.best for one in (found, near) if one.best is not None)[0] is near.best:
+                found = near
+        if found is not self.rows[-1]:
+            self.rows.append(found)
 
     def _under_schedules(self, row: Considered, plan: Plan) -> Considered:
         """Return the row with its plan as it would run under each allowed schedule."""

@@ -21,6 +21,7 @@ class SearchResult:
         search: the name of the search that found it.
         seconds: CPU time of the search, as its budget counts it.
         history: (seconds by that clock, best price so far), for the convergence plot.
+        near: other plans that cost hardly more, for who simulates them: a formula cannot tell these apart.
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class SearchResult:
     search: str
     seconds: float
     history: tuple[tuple[float, float], ...] = field(default=())
+    near: tuple[Plan, ...] = ()
 
     @property
     def gap(self) -> float:

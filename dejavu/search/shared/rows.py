@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.plans import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
+from dejavu.plans.pricing import check
 from dejavu.plans.stage_costs import AdditiveCosts, Floats, PlanError
 from dejavu.search._base import Incumbent
 
+_NEAR = 0.1  # of the cheapest price: over slow links messages make a step longer than its price by as much
 _MAX_TYPES_IN_EVERY_ORDER = 3  # 3! orders; with more types only the cluster's own order is tried
 
 Row = Sequence[StageConfiguration]
@@ -53,21 +55,32 @@ def indices(problem: Problem, row: Row) -> list[int]:
 def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: Incumbent, what: str) -> Answer:
     """The cheapest of those that fit; `what` names them where none does. It proves nothing.
 
-    Rows are looked at by rising price, so that the first one that fits is the cheapest: few are priced as plans.
+    Rows are looked at by rising price, so that the first one that fits is the cheapest: few are priced as plans. Of
+    each other number of stages the cheapest is near it, if it costs at most `_NEAR` more.
     """
-    complaint = ""
-    found = [(row, cuts) for row, cuts in rows]
+    complaint, near = "", dict[int, Plan]()  # by the number of stages
+    found, most = [(row, cuts) for row, cuts in rows], np.inf
     prices = _QuickPrice(problem).step_seconds(found)
     for k in np.argsort(prices, kind="stable"):
-        try:
-            best.offer(plan_of_row(problem, *found[k]))
+        if near and not prices[k] <= most:
             break
+        if len(found[k][0]) in near:
+            continue
+        plan = plan_of_row(problem, *found[k])
+        try:
+            if near:
+                check(problem, plan)
+            else:
+                best.offer(plan)
+                most = prices[k] * (1 + _NEAR)
         except (PlanError, DoesNotFitError) as error:
             complaint = complaint or str(error)
+            continue
+        near[len(plan.stages)] = plan
     if best.plan is None:
         why = f"the cheapest: {complaint}" if complaint else "no configuration fits the devices"
         return best.not_found(Obstacle.NONE_CONSIDERED_FITS, f"no plan of {what} fits ({why}); another may")
-    return best.result(lower_bound_seconds=0.0)
+    return replace(best.result(lower_bound_seconds=0.0), near=tuple(near.values())[1:])
 
 
 class _QuickPrice:
