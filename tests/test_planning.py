@@ -250,21 +250,26 @@ def test_baselines_are_all_there_and_the_gain_is_over_the_best(choice: Choice) -
     assert choice.speedup >= 1.0
 
 
-@pytest.mark.parametrize("nodes", [12, 32])
-def test_over_slow_links_no_even_split_near_the_cheapest_is_simulated_faster(nodes: int, tmp_path: Path) -> None:
-    path = tmp_path / "cluster.yaml"
+def over_slow_links(model: str, nodes: int, gbits: int, microbatches: int, folder: Path) -> Choice:
+    """Return a choice of baselines alone on nodes of eight GPUs."""
+    path = folder / "cluster.yaml"
     group = (
         "{name: a, count: %d, devices: {type: A100-SXM4-80GB, count: 8}, link: {bandwidth: 300 GB/s, latency: 4 us}}"
     )
-    slow = "{default: {bandwidth: 25 Gbit/s, latency: 5 us}}"
+    slow = f"{{default: {{bandwidth: {gbits} Gbit/s, latency: 5 us}}}}"
     path.write_text(f"name: slow\nnodes: [{group % nodes}]\nlinks: {slow}\n")
     asked = PlanRequest(
-        *(load_workload("llama3-8b"), load_cluster(path), tmp_path),
+        *(load_workload(model), load_cluster(path), folder),
         searches=("uniform",),
-        microbatches=(32,),
+        microbatches=(microbatches,),
         budget_seconds=0.0,
     )
-    found = Planner().plan(asked)
+    return Planner().plan(asked)
+
+
+@pytest.mark.parametrize("nodes", [12, 32])
+def test_over_slow_links_no_even_split_near_the_cheapest_is_simulated_faster(nodes: int, tmp_path: Path) -> None:
+    found = over_slow_links("llama3-8b", nodes, 25, 32, tmp_path)
     row = found.baselines["uniform"]
     assert row.best is not None and row.result is not None
     problem, cheapest = row.priced.problem, found.uniform_step_seconds
@@ -274,6 +279,13 @@ def test_over_slow_links_no_even_split_near_the_cheapest_is_simulated_faster(nod
     assert first.result is not None and first.result.near and first.result.plan != row.result.plan
     for other in (first.result.plan, *first.result.near):
         assert row.best.simulated_seconds <= simulate_plan(row.priced, other).step_seconds * (1 + TIE)
+
+
+def test_cuts_of_the_next_best_plans_are_moved_too(tmp_path: Path) -> None:
+    found = over_slow_links("llama3-70b", 128, 100, 64, tmp_path)
+    plans = [row.best for row in found.considered if row.best is not None]
+    for one in ranked(plans)[:3]:
+        assert found.chosen.simulated_seconds <= found.simulator.polished(one).simulated_seconds * (1 + TIE)
 
 
 def test_the_table_and_the_sentence_mean_the_same_fullest_device(folder: Path) -> None:

@@ -43,7 +43,7 @@ MET = "bound"  # found while bounding the simulated step
 ANNEALED = "annealing"  # found near other plans, by the simulated step
 FILLED, ONE_NODE = "slow links", "one node"  # found where messages have to leave nodes, or where none has to
 QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
-MOST_POLISHED = 4  # plans whose cuts are moved on their devices
+MOST_POLISHED = 4  # plans whose cuts are moved, and once more on their devices
 MOST_ANNEALED = 4  # plans from which others are looked for by their simulated step
 ANNEALING_SHARE = 0.15  # of the budget, at most, where a gap is left
 WORTH = 0.01  # of the best step: a smaller gap is not worth it
@@ -180,8 +180,7 @@ class _Planning:
         if not self._has_plan:
             self._meet(bounds)
         self._tell("moving cuts", 0, 1)
-        origin, best = self._fastest()
-        chosen = self.simulator.polished(best)
+        origin, chosen = self._polished()
         waits = self.simulator.waiting(self.simulator.bound(chosen)) > LONG_WAITING
         raised = self._raised(bounds, chosen)
         if not asked and any(bound.seconds < chosen.simulated_seconds * (1 - WORTH) for bound in raised.values()):
@@ -331,6 +330,18 @@ class _Planning:
             raise NoPlanError(*self._none_found.why())
         best = ranked(fitting)[0]
         return next(row for row in self.rows if row.best is best), best
+
+    def _polished(self) -> tuple[Considered, Candidate]:
+        """Move the cuts of the fastest plans, and return the one that is the fastest then, with its row.
+
+        Raises:
+            NoPlanError: as `_fastest`.
+        """
+        self._fastest()
+        row_of = {row.best: row for row in reversed(self.rows) if row.best is not None}
+        polished = {self.simulator.polished(one): row_of[one] for one in ranked(row_of)[:MOST_POLISHED]}
+        chosen = ranked(polished)[0]
+        return polished[chosen], chosen
 
     @property
     def _none_found(self) -> NoneFound:
