@@ -39,7 +39,7 @@ from dejavu.simulation.bound.first.sums import (
     tails,
 )
 
-_MOST_STEPS = 100_000_000  # of the loop over stages for one limit: seconds; with more nothing is proved
+_MOST_STEPS = 50_000_000  # of the loop over stages for one limit: seconds; with more nothing is proved
 _NEAR = 1.003  # limits are tried until bounds are known so well
 _SWEEPS = 3  # of leaving out stages that no plan within a limit has
 _HARDLY = 0.98  # left of them: it was not worth another sweep
@@ -79,21 +79,26 @@ class FewestDevices:
         is_asked_P = (self.bound_P < limit) & (limit < self._kept_P)
         is_kept_P = is_asked_P & self._can_keep(limit, is_asked_P)
         self.bound_P[is_asked_P & ~is_kept_P] = limit
-        self._kept_P[is_kept_P] = limit
+        self._kept_P[is_kept_P] = limit if self._stages else 0.0
+        if not self.is_open_P.any():
+            del self._stages  # they may be hundreds of megabytes
 
     def _can_keep(self, limit: float, is_asked_P: Mask) -> Mask:
         """Return which numbers of ranks have plans within the limit, as far as is looked at."""
         each, times, turns = self._kind.stages_per_rank, self._times, self._kind.placement != "loop"
         together = [one for one in self._together if is_asked_P[one[0]].any()]
-        can_P = np.zeros(len(is_asked_P), np.bool_)
+        can_P, every = np.zeros(len(is_asked_P), np.bool_), self._stages
+        if every is None:
+            return ~can_P
         for inside_C, paid in self._reached.within(limit):
             sums = Sums.of(paid, limit)
-            stages = self._stages.of(inside_C[self._stages.configuration_N])
+            stages = every if inside_C.all() else every.of(inside_C[every.configuration_N])
             for _ in range(_SWEEPS):
                 price_NK = prices_of(sums, stages)
                 before = heads(times, sums, stages, price_NK, turns)
                 after_L1GK = tails(times, sums, stages, price_NK, turns)
-                kept_N = keeping(times, sums, stages, price_NK, before, after_L1GK)
+                asked = np.ones(len(inside_C), np.bool_), int(times.ahead_R.max()), 1
+                kept_N = keeping(times, sums, stages, price_NK, (before, after_L1GK), asked)
                 stages = stages.of(kept_N)
                 if kept_N.sum() >= _HARDLY * len(kept_N):
                     break
@@ -118,7 +123,7 @@ class FewestDevices:
         return list(_together(self._problem, self._kind, len(self.bound_P)))
 
     @cached_property
-    def _stages(self) -> Stages:
+    def _stages(self) -> Stages | None:
         return stages_within(self._times, self._best * (1.0 + ROUNDING), self._kind.stages_per_rank * len(self.bound_P))
 
 

@@ -17,6 +17,7 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import Integers
 
 ROUNDING = 1e-9  # what is as little above a limit may be another order of summing
+_MOST_STAGES = 2_500_000
 _WAYS = range(-1, 3)  # powers of two: what a way through the model counts in sums, of all devices by the limit
 
 Mask = NDArray[np.bool_]
@@ -161,28 +162,36 @@ class Heads(NamedTuple):
     left_L1GK: Floats
 
 
-def stages_within(times: Times, latest: float, most_stages: int) -> Stages:
-    """Return the stages of every configuration that do their work until then, of plans with so many at most."""
+def stages_within(times: Times, latest: float, most_stages: int) -> Stages | None:
+    """Return the stages of every configuration that do their work until then, of plans with so many at most.
+
+    None: they are too many to look at.
+    """
     C, L1 = times.forward_CL1.shape
     start_N, stop_N = np.triu_indices(L1, 1)
     if most_stages < 3:
         ends_N = np.add(start_N == 0, stop_N == L1 - 1, dtype=np.int64)
         start_N, stop_N = start_N[ends_N >= 3 - most_stages], stop_N[ends_N >= 3 - most_stages]
-    found, B = [], times.num_microbatches
+    found, num_found, B = [], 0, times.num_microbatches
     for c in range(C):
-        beside = times.pass_C[c]
+        work_N = times.work_CL1[c, stop_N] - times.work_CL1[c, start_N] + 2 * B * times.pass_C[c]
+        is_in_time_N = (work_N <= latest) & (times.fits_CLL1[c, start_N, stop_N] > 0)
+        start_M, stop_M = start_N[is_in_time_N], stop_N[is_in_time_N]
+        num_found += len(start_M)
+        if num_found > _MOST_STAGES:
+            return None
         every = Stages(
-            configuration_N=np.full(len(start_N), c),
-            class_N=np.full(len(start_N), times.class_C[c]),
-            start_N=start_N,
-            stop_N=stop_N,
-            fits_N=times.fits_CLL1[c, start_N, stop_N].astype(np.int64),
-            forward_N=times.forward_CL1[c, stop_N] - times.forward_CL1[c, start_N] + beside,
-            backward_N=times.backward_CL1[c, stop_N] - times.backward_CL1[c, start_N] + beside,
-            work_N=times.work_CL1[c, stop_N] - times.work_CL1[c, start_N] + 2 * B * beside,
-            once_N=times.step_CL1[c, stop_N] - times.step_CL1[c, start_N] + times.step_C[c],
+            configuration_N=np.full(len(start_M), c, np.int32),
+            class_N=np.full(len(start_M), times.class_C[c], np.int32),
+            start_N=start_M.astype(np.int32),
+            stop_N=stop_M.astype(np.int32),
+            fits_N=times.fits_CLL1[c, start_M, stop_M].astype(np.int32),
+            forward_N=times.forward_CL1[c, stop_M] - times.forward_CL1[c, start_M] + times.pass_C[c],
+            backward_N=times.backward_CL1[c, stop_M] - times.backward_CL1[c, start_M] + times.pass_C[c],
+            work_N=work_N[is_in_time_N],
+            once_N=times.step_CL1[c, stop_M] - times.step_CL1[c, start_M] + times.step_C[c],
         )
-        found.append(every.of((every.work_N <= latest) & (every.fits_N > 0)))
+        found.append(every)
     columns: list[Any] = [np.concatenate(of_N) for of_N in zip(*found, strict=True)]
     together = Stages(*columns)
     return together.of(np.argsort(together.start_N, kind="stable"))
@@ -262,36 +271,68 @@ def _least_message(times: Times, cut: int, g: int, h: int, turns: bool) -> float
 
 
 @njit(cache=True, nogil=True)
-def keeping(times: Times, sums: Sums, stages: Stages, price_NK: Floats, before: Heads, after_L1GK: Floats) -> Mask:
-    """Which stages a plan within the limit may have, with the least before and after them; see `_keeps`."""
-    kept_N, ahead = np.zeros(len(stages.start_N), np.bool_), times.ahead_R.max()
+def keeping(
+    times: Times,
+    sums: Sums,
+    stages: Stages,
+    price_NK: Floats,
+    around: tuple[Heads, Floats],
+    asked: tuple[Mask, int, int],
+) -> Mask:
+    """Which stages a plan within the limit may have, by each of the sums.
+
+    A stage waits for the first gradient, and after its last forward pass for that microbatch's: each time so long as
+    the way through the stages after it is longer than the passes that it has to do meanwhile.
+
+    Args:
+        around: the least sums before it, and after it by the cut and its class.
+        asked: the configurations; how many forward passes it may do before it can have a gradient; how many
+            microbatches it has memory for at least.
+    """
+    (before, after_L1GK), (may_C, ahead, held) = around, asked
+    there_L1GK, round_L1GK, kept_N = before.there_L1GK, before.round_L1GK, np.zeros(len(price_NK), np.bool_)
+    way_K, most_K, alone_K, twice_K, returns = sums.way_K, sums.most_K, sums.alone_K, sums.twice_K, times.returns
+    is_twice = returns and ahead < times.num_microbatches
     for i in range(len(kept_N)):
-        is_in_time = stages.work_N[i] <= sums.latest
-        kept_N[i] = is_in_time and _keeps(times, sums, stages, price_NK, i, before, after_L1GK, ahead)
+        g, start, stop, work = stages.class_N[i], stages.start_N[i], stages.stop_N[i], stages.work_N[i]
+        if after_L1GK[stop, g, 0] == np.inf or work > sums.latest or stages.fits_N[i] < held:
+            continue
+        if not may_C[stages.configuration_N[i]]:
+            continue
+        forward, backward, once = stages.forward_N[i], stages.backward_N[i], stages.once_N[i]
+        meanwhile = (ahead - 1) * (min(forward, backward) if returns else forward)
+        both, is_kept = (ahead - 1) * (forward + backward), True
+        for k in range(len(way_K)):
+            way, after = way_K[k], after_L1GK[stop, g, k]
+            waits = max(after - way * meanwhile, after_L1GK[stop, g, alone_K[k]] if k > 0 else 0.0)
+            if is_twice and k == 0:
+                waits = max(waits, 2.0 * after - both)
+            elif is_twice and twice_K[k] > 0:
+                waits = max(waits, after_L1GK[stop, g, twice_K[k]] - way * both)
+            own = price_NK[i, k] + way * work + waits
+            if round_L1GK[start, g, k] + own > most_K[k] or there_L1GK[start, g, k] + own + way * once > most_K[k]:
+                is_kept = False
+                break
+        kept_N[i] = is_kept
     return kept_N
 
 
 @njit(cache=True, nogil=True)
 def fewest(times: Times, sums: Sums, stages: Stages, price_NK: Floats, before: Heads, places: Places) -> Mask:
     """Whether there are plans of 1, 2, … stages that keep the limit as far as is looked at."""
-    (_, L1, G, _), K, N = times.wire_WL1GG.shape, len(sums.way_K), len(stages.start_N)
+    (_, L1, G, _), K = times.wire_WL1GG.shape, len(sums.way_K)
     fits_S = np.zeros(len(places.may_RC), np.bool_)
     # After a cut, where the stage before is of the class: the least sums.
     after_L1GK = np.full((L1, G, K), np.inf)
     after_L1GK[L1 - 1] = 0.0
     for r in range(len(fits_S)):
-        here_L1GK, ahead = np.full((L1, G, K), np.inf), times.ahead_R[r]
-        for i in range(N):
+        ahead = times.ahead_R[r]
+        asked = places.may_RC[r], ahead, 1 if sums.by_work else ahead
+        kept_N = keeping(times, sums, stages, price_NK, (before, after_L1GK), asked)
+        here_L1GK = np.full((L1, G, K), np.inf)
+        for i in np.flatnonzero(kept_N):
             g, start, stop = stages.class_N[i], stages.start_N[i], stages.stop_N[i]
-            if after_L1GK[stop, g, 0] == np.inf or not places.may_RC[r, stages.configuration_N[i]]:
-                continue
-            if not sums.by_work and stages.fits_N[i] < ahead:
-                continue
-            if not _keeps(times, sums, stages, price_NK, i, before, after_L1GK, ahead):
-                continue
-            if start == 0:
-                fits_S[r] = True
-                continue
+            fits_S[r] |= start == 0
             way = stages.forward_N[i] + stages.backward_N[i]
             for k in range(K):
                 here = after_L1GK[stop, g, k] + price_NK[i, k] + sums.way_K[k] * way
@@ -305,42 +346,6 @@ def fewest(times: Times, sums: Sums, stages: Stages, price_NK: Floats, before: H
         if not is_any:
             break
     return fits_S
-
-
-@njit(cache=True, nogil=True)
-def _keeps(
-    times: Times,
-    sums: Sums,
-    stages: Stages,
-    price_NK: Floats,
-    i: int,
-    before: Heads,
-    after_L1GK: Floats,
-    ahead: int,
-) -> bool:
-    """Whether a plan with the stage may keep the limit, by each of the sums.
-
-    The stage waits for the first gradient, and after its last forward pass for that microbatch's: each time so long as
-    the way through the stages after it is longer than the passes that it has to do meanwhile.
-    """
-    g, start, stop = stages.class_N[i], stages.start_N[i], stages.stop_N[i]
-    forward, backward, work = stages.forward_N[i], stages.backward_N[i], stages.work_N[i]
-    meanwhile = (ahead - 1) * (min(forward, backward) if times.returns else forward)
-    is_twice, both = times.returns and ahead < times.num_microbatches, (ahead - 1) * (forward + backward)
-    for k in range(len(sums.way_K)):
-        way, alone, twice = sums.way_K[k], sums.alone_K[k], sums.twice_K[k]
-        waits = after_L1GK[stop, g, k] - way * meanwhile
-        waits = max(waits, after_L1GK[stop, g, alone] if k > 0 else 0.0)
-        if is_twice and k == 0:
-            waits = max(waits, 2.0 * after_L1GK[stop, g, k] - both)
-        elif is_twice and twice > 0:
-            waits = max(waits, after_L1GK[stop, g, twice] - way * both)
-        own = price_NK[i, k] + way * work + waits
-        if before.round_L1GK[start, g, k] + own > sums.most_K[k]:
-            return False
-        if before.there_L1GK[start, g, k] + own + way * stages.once_N[i] > sums.most_K[k]:
-            return False
-    return True
 
 
 @njit(cache=True, nogil=True)
