@@ -25,6 +25,7 @@ from dejavu.simulation.bound.proof import Proof
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
 _ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
 _FEW_STAGES = 16
+_ASKED = 3  # times as long as limits are asked, tables are refined
 _FIRST_STEPS = 1_000_000  # of the first walk of each schedule and number of ranks
 _STEPS = 10_000_000  # of later ones; tenths of a second
 
@@ -175,14 +176,16 @@ class Bounding:
     def _go_a_step(self) -> bool:
         """Raise the least bound, for which all others wait; return whether there was anything to do.
 
-        Limits and the places' own tables take turns, whichever had less time. Where no plan is known, places of few
-        ranks come first: they are quickly walked through, and a plan among them spares the others most.
+        Limits and the places' own tables take turns, tables for longer, as walks through them meet plans. Where no plan
+        is known, places of few ranks come first: they are quickly walked through, and a plan among them spares others
+        most.
         """
         place = min(self._left(), key=lambda place: place.bound_seconds, default=None)
         if place is None:
             return False
         began, of_schedule = time.thread_time(), self._asked[place.schedule]
-        if of_schedule.may_raise(place) and (self._asked_seconds <= self._refined_seconds or not place.can_move):
+        is_turn = _ASKED * self._asked_seconds <= self._refined_seconds or not place.can_move
+        if is_turn and of_schedule.may_raise(place):
             of_schedule.ask(place)
             self._asked_seconds += time.thread_time() - began
             return True
