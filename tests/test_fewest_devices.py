@@ -16,7 +16,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
-from dejavu.simulation.bound import Proof, RankChoices, bounding
+from dejavu.simulation.bound import RankChoices, bounding
 from dejavu.simulation.bound._prefix_sums import bound_problem
 from dejavu.simulation.bound.first.balance import balance_seconds
 from dejavu.simulation.bound.first.fewest_devices import FewestDevices
@@ -217,15 +217,16 @@ def test_a_plan_on_many_devices_alike_is_near_what_is_proved(
 
 
 def test_every_step_of_a_bound_is_proved() -> None:
-    """Limits and tables take turns; without time it goes on by one of them."""
-    said = set[Proof]()
+    """Limits and tables take turns, of which the first is a limit's; without time it goes on by one of them."""
+    raised = 0
     for seed in range(700, 712):
         priced = with_slow_links(small_priced(seed), 1.0)
         least = least_by_ranks(priced, "1f1b") if count(priced, 701) <= 700 else {}
         if least:
             best_seconds = min(least.values())
             bound = bounding(priced, schedules=("1f1b",), best_seconds=best_seconds * 1.05)
+            before = {place.num_stages: place.bound_seconds for place in bound.places}
             steps = [bound.go_on(0.0) for _ in range(8)]
+            raised += any(steps[0].by_ranks["1f1b", S] > seconds for S, seconds in before.items())
             assert all(a.seconds <= b.seconds <= best_seconds for a, b in itertools.pairwise(steps)), seed
-            said |= {step.proved_by for step in steps}
-    assert Proof.DEVICES in said
+    assert raised >= 2
