@@ -3,8 +3,8 @@
 Where the fewest are more than there are, no plan's step is within the limit. Each stage and each message has to be done
 in time with the least that must come before it and after it; so plans are built from their last stage on, with only a
 few numbers to remember at each cut: the fewest devices so far, the shortest way of a microbatch through what is left,
-and the least sums of both. That takes some hundredths of a second for plans with every number of ranks at once; a table
-over a plan's own stages takes as long for each number.
+and the least sums of both. Plans with every number of ranks are looked at together; a table over a plan's own stages
+is of one.
 Letters: C = configurations, G = classes of them whose messages cost the same, L = layers, L1 = L + 1 cuts, T = kinds of
 devices, P = numbers of ranks, S = numbers of stages, R = stages by how many are after them, W = ways of a link.
 """
@@ -39,7 +39,7 @@ from dejavu.simulation.bound.first.sums import (
     tails,
 )
 
-_MOST_STEPS = 50_000_000  # of the loop over stages for one limit: seconds; with more nothing is proved
+_MOST_STEPS = 50_000_000  # of the loop over stages for one limit; with more nothing is proved
 _NEAR = 1.003  # limits are tried until bounds are known so well
 _SWEEPS = 3  # of leaving out stages that no plan within a limit has
 _HARDLY = 0.98  # left of them: it was not worth another sweep

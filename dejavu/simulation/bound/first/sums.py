@@ -17,7 +17,7 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import Integers
 
 ROUNDING = 1e-9  # what is as little above a limit may be another order of summing
-_MOST_STAGES = 2_500_000
+_MOST_STAGES = 2_500_000  # that are kept; of more nothing is asked
 _WAYS = range(-1, 3)  # powers of two: what a way through the model counts in sums, of all devices by the limit
 
 Mask = NDArray[np.bool_]
