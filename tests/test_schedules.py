@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.multiprocessing.spawn import spawn
 
 from dejavu.cluster.catalogue import catalogue
@@ -22,7 +23,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.graphs.kernels import kernel_of
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.plans.schedule import SCHEDULES, Pass, actions, default_schedules
+from dejavu.plans.schedule import SCHEDULES, Pass, actions, default_schedules, torch_actions
 from dejavu.schedules import (
     PIPELINE_SCHEDULES,
     UPDATE,
@@ -206,6 +207,30 @@ def test_what_runs_is_simulated_here_as_the_planner_simulates_it(name: str) -> N
         assert here.step_seconds == pytest.approx(there.step_seconds)
         assert here.bubble_fraction == pytest.approx(there.bubble_fraction)
         assert here.in_flight_S == there.in_flight
+
+
+@pytest.mark.parametrize("name", [name for name, schedule in SCHEDULES.items() if schedule.orders is None])
+def test_orders_are_those_that_torch_shows_of_a_schedule(name: str) -> None:
+    schedule, compared = SCHEDULES[name], 0
+    for ranks, B in itertools.product((1, 2, 3, 5), (1, 3, 4, 8, 10)):
+        S = ranks * schedule.stages_per_rank
+        try:
+            shown = get_schedule_ops(schedule.torch_name, ranks, B, num_stages_per_rank=schedule.stages_per_rank)
+        except ValueError:
+            with pytest.raises(InputError, match=f"microbatch.* under {name}"):
+                torch_actions(schedule, S, B)
+            continue
+        if ranks * schedule.microbatches_per_rank > B:
+            continue  # torch lists them all the same, and runs no step of so few
+        for order, shown_of_rank in zip(torch_actions(schedule, S, B).values(), shown, strict=True):
+            parts = [part for action in shown_of_rank if action for part in (action.sub_actions or (action,))]
+            parts = [part for part in parts if part.computation_type.name != "REDUCE_GRAD"]
+            if schedule.stages_per_rank == 1:  # torch numbers the last rank's forward passes of these from 1
+                assert [action[:2] for action in order] == [part[:2] for part in parts]
+            else:
+                assert [action[:3] for action in order] == [part[:3] for part in parts]
+        compared += 1
+    assert compared >= 5
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)

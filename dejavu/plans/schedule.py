@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
@@ -177,13 +178,13 @@ def torch_actions(
     So 1F1B and GPipe may have fewer microbatches than ranks then, if there are as many slices of all or more: torch's
     own lists have too many of them, so these are listed here (`few_orders`).
 
-    The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
+    The only place that makes a schedule of torch without stages, as torch's own visualizer does: that one makes a mock
+    of the whole stage, which takes 100 times as long as the list. A pair that torch overlaps on a GPU (forward of one
     microbatch, backward of another) is listed as its two parts, which torch's runtime runs one after the other.
 
     Raises:
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
     ranks, name = schedule.num_ranks(num_stages), schedule.name
@@ -206,13 +207,15 @@ def torch_actions(
         rank_S = [schedule.rank_of(stage, num_stages) for stage in range(num_stages)]
         return {rank: _as_torch(order) for rank, order in enumerate(schedule.orders(rank_S, num_microbatches))}
     kind: Any = get_schedule_class(schedule.torch_name)
+    stages: Any = SimpleNamespace(num_stages=num_stages, group_size=ranks, group_rank=0, submod=None)
     if issubclass(kind, PipelineScheduleMulti):  # torch takes minutes to add many messages
         kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
+        stages = [stages] * schedule.stages_per_rank
     try:
-        orders = get_schedule_ops(kind, ranks, num_microbatches, num_stages_per_rank=schedule.stages_per_rank)
+        orders = kind(stages, num_microbatches).pipeline_order
     except ValueError as error:
         raise InputError(f"{asked}: {error}") from None
-    found = {rank: _parts(order) for rank, order in enumerate(orders)}
+    found = {rank: _parts(orders[rank]) for rank in range(ranks)}
     return found if schedule.stages_per_rank > 1 else {rank: _numbered(order) for rank, order in found.items()}
 
 
