@@ -245,6 +245,25 @@ def test_an_edited_file_is_said(tmp_path: Path, edit: tuple[str, str], said: str
     assert changes[0].startswith(said) or said in changes[0]
 
 
+def test_what_an_own_device_is_said_to_be_is_said_by_its_keys(tmp_path: Path) -> None:
+    """And what it was: "num_multiprocessors, cache_bytes of V100-SXM2-16GB changed" said neither."""
+    device = "{kind: %s, memory: 16 GiB, bandwidth: 900 GB/s, float32: 15.7 TFLOP/s, float16: 125 TFLOP/s, %s}"
+
+    def with_device(kind: str, rest: str) -> Cluster:
+        own = TWO.replace("V100-SXM2-16GB, count: 4}", "own, count: 4}, link: {bandwidth: 100 GB/s}")
+        return cluster_of(tmp_path, f"{own}devices:\n  own: {device % (kind, rest)}\n")
+
+    was = with_device("cuda", "multiprocessors: 80, cache: 40 MiB, board_watts: 300")
+    now = with_device("rocm", "multiprocessors: 108, cache: 40.1 MiB, board_watts: 2350.5, architecture: CDNA 3")
+    assert differences(was, now) == (
+        "kind of own: cuda, now rocm",
+        "multiprocessors of own: 80, now 108",
+        "cache of own: 40 MiB, now 40.1 MiB",
+        "board_watts of own: 300, now 2350.5",
+        "architecture of own: not given, now CDNA 3",
+    )
+
+
 def edits_of(cluster: Cluster, factor: float) -> list[tuple[Cluster, list[str]]]:
     """Every number that a plan may depend on, so many times what it is; and the beginnings of what is to be said."""
     edits: list[tuple[Cluster, list[str]]] = []

@@ -10,12 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from typing import Any
 
 from dejavu.cluster import Cluster, Link, NodeGroup, pair
 from dejavu.foundation import units
 from dejavu.foundation.units import plural
 
-Form = Callable[[float, int], str]
+Form = Callable[[Any, int], str]
+
+
+def _as_typed(value: object, _digits: int) -> str:
+    """Format a number without a unit, or a word."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
 _OF_NODES: tuple[tuple[str, str, str, Form], ...] = (
     ("host memory", "host_memory", "size_bytes", units.format_bytes),
     ("bandwidth of host memory", "host_memory", "bytes_per_second", units.format_bytes_per_second),
@@ -23,6 +31,14 @@ _OF_NODES: tuple[tuple[str, str, str, Form], ...] = (
     ("NVMe", "nvme", "size_bytes", units.format_bytes),
     ("reading bandwidth of NVMe", "nvme", "read_bytes_per_second", units.format_bytes_per_second),
     ("writing bandwidth of NVMe", "nvme", "write_bytes_per_second", units.format_bytes_per_second),
+)
+_OF_TYPES: tuple[tuple[str, str, Form], ...] = (  # by their keys in a cluster file
+    ("kind", "kind", _as_typed),
+    ("multiprocessors", "num_multiprocessors", _as_typed),
+    ("cache", "cache_bytes", units.format_bytes),
+    ("board_watts", "board_watts", _as_typed),
+    ("process_nanometres", "process_nanometres", _as_typed),
+    ("architecture", "architecture", _as_typed),
 )
 
 
@@ -105,11 +121,11 @@ def _nodes(parts: list[_Part]) -> Iterator[str]:
             yield f"devices of a node of {part.name} are in another order"
 
 
-def _changed(what: str, was: float | None, now: float | None, form: Form) -> Iterator[str]:
-    """Say what a number was and is; None: it was not given."""
+def _changed(what: str, was: Any, now: Any, form: Form) -> Iterator[str]:
+    """Say what a number, or a word, was and is; None: it was not given."""
     if was != now:
         if was is None or now is None:
-            shown = tuple("not given" if number is None else form(number, 3) for number in (was, now))
+            shown = tuple("not given" if value is None else form(value, 3) for value in (was, now))
         else:
             shown = units.told_apart(was, now, form)
         yield f"{what}: {shown[0]}, now {shown[1]}"
@@ -125,10 +141,8 @@ def _types(old: Cluster, new: Cluster) -> Iterator[str]:
         for dtype in sorted(was.keys() | now.keys()):
             peaks = was.get(dtype), now.get(dtype)
             yield from _changed(f"peak {dtype} of {name}", *peaks, units.format_flops_per_second)
-        rest = ("kind", "num_multiprocessors", "cache_bytes", "board_watts", "process_nanometres", "architecture")
-        changed = [field for field in rest if getattr(before, field) != getattr(after, field)]
-        if changed:
-            yield f"{', '.join(changed)} of {name} changed"
+        for key, field, form in _OF_TYPES:
+            yield from _changed(f"{key} of {name}", getattr(before, field), getattr(after, field), form)
 
 
 def _links(old: Cluster, new: Cluster, parts: list[_Part]) -> Iterator[str]:
