@@ -115,11 +115,22 @@ def test_printed_lines_train_and_go_on_when_they_are_run_again(tmp_path: Path) -
     printed = CliRunner().invoke(app, words).output
     lines = [line for line in printed.splitlines() if not line.startswith("#")]
     assert len(lines) == 2
-    for _ in range(2):  # the second time there is no step left, and the result is written again
+    options = {"shell": True, "env": environment(), "cwd": "/", "text": True}
+    for is_first in (True, False):  # the second time there is no step left, and the result is written again
         job.result_path.unlink(missing_ok=True)
-        shells = [subprocess.Popen(line, shell=True, env=environment(), cwd="/") for line in lines]
-        assert [shell.wait(180) for shell in shells] == [0, 0]
+        replace(job, data_fingerprint="" if is_first else "another's").write()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        shells = [subprocess.Popen(line, **options, **pipes) for line in lines]
+        told = [shell.communicate(timeout=180) for shell in shells]
+        assert [shell.returncode for shell in shells] == [0, 0], told
         assert largest_difference(TINY, result_of(job).losses) < TOLERANCE
+        result, before = result_of(job), "" if is_first else ", all of them before"
+        reached = (
+            f"{job.last_step} of {job.last_step} steps trained{before}, the last at loss {result.losses[-1]:.4f}; "
+        )
+        assert told[0][0] == f"{reached}result: {job.result_path}; weights: {result.final_checkpoint}\n"
+        assert not told[1][0], "rank 0 alone"
+        assert [error.count("are not those that this training began with") for _, error in told] == [not is_first, 0]
     assert result_of(job).resumed_from_step == TINY.num_steps
 
 

@@ -27,6 +27,7 @@ with gc_frozen():
 
     from dejavu.binding.binding import Binding, Placement
     from dejavu.foundation.processes.files import write_json
+    from dejavu.foundation.units import plural
     from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.profiles.host import host_fingerprint
@@ -38,7 +39,14 @@ with gc_frozen():
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import World
     from dejavu.runtime.pipeline import Pipeline
-    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, group, name_process
+    from dejavu.runtime.process import (
+        attempt_number,
+        claim_device,
+        die_with_parent,
+        group,
+        is_launched_by_hand,
+        name_process,
+    )
     from dejavu.runtime.process.failures import DivergedError
     from dejavu.runtime.process.gradients import GradientWatch
     from dejavu.runtime.process.heartbeat import Heartbeat
@@ -75,12 +83,17 @@ def main(path: Path, folder: Path | None = None) -> None:
     rank, attempt = own_rank(job.binding), attempt_number()
     name_process(f"rank {rank}")
     placement = job.binding.placements[rank]
+    speaks = rank == 0 and is_launched_by_hand()  # else the launcher does
     try:
+        if speaks and attempt == 0:
+            _say_what_is_other(job)
         device = claim_device(placement.device.index)
         heartbeat = Heartbeat(job.folder, rank, attempt)
         join_group(rank, device)
         _run(job, placement, device, heartbeat)
         heartbeat.close()
+        if speaks:
+            _say_what_is_trained(job)
     except Exception as error:
         said = f"pipeline rank {placement.pipeline_rank} on {placement.device.host}: {type(error).__name__}: {error}"
         if isinstance(error, DivergedError):
@@ -234,6 +247,22 @@ def _tell_result(
             warnings=job.warnings(),
         )
         write_json(job.result_path, result.to_dict())
+
+
+def _say_what_is_other(job: TrainingJob) -> None:
+    from dejavu.runtime.job.resume import what_is_other  # no other rank needs what it imports
+
+    for said in what_is_other(job):
+        print(f"warning: {said}", file=sys.stderr, flush=True)
+
+
+def _say_what_is_trained(job: TrainingJob) -> None:
+    result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+    done = f"{job.last_step} of {plural(job.last_step, 'step')} trained"
+    if result.resumed_from_step == job.last_step:
+        done += ", all of them before"
+    loss = f", the last at loss {result.losses[-1]:.4f}" if result.losses else ""
+    print(f"{done}{loss}; result: {job.result_path}; weights: {result.final_checkpoint}", flush=True)
 
 
 def _warn(job: TrainingJob, what: str) -> None:

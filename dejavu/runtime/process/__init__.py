@@ -23,6 +23,7 @@ __all__ = [
     "die_with_parent",
     "end_agent",
     "go_first",
+    "is_launched_by_hand",
     "name_process",
     "named_parent",
     "rank_environment",
@@ -51,6 +52,11 @@ def attempt_number() -> int:
     torchrun's own count is not: where a rank of another host failed, it restarts this host's without counting.
     """
     return int(os.environ.get(ATTEMPT, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+
+
+def is_launched_by_hand() -> bool:
+    """Return whether torchrun's own agent started this rank: of ours, a launcher reads what ranks write."""
+    return ATTEMPT not in os.environ
 
 
 # By default glibc returns freed memory to the kernel and gets it back page by page: training a convolutional model took
