@@ -45,6 +45,8 @@ def ending(command: Callable[[], None], project: Path) -> None:
         _say_interrupted(project)
         sys.exit(_interrupts.code)
     except Exception as error:
+        if _termination(error) is not None:  # Prefect took it, and failed before it handed it on
+            _interrupts.number = _interrupts.number or signal.SIGTERM
         if _interrupts.came or was_interrupted(error):  # what is interrupted may fail in its own words
             _say_interrupted(project)
             sys.exit(_interrupts.code)
@@ -253,9 +255,8 @@ def interrupts_as_such() -> Iterator[None]:
 
 def _termination(error: BaseException | None) -> BaseException | None:
     """Return Prefect's exception for a SIGTERM that this one was raised upon: it may fail at it in its own words."""
-    from prefect.exceptions import TerminationSignal  # is there: a flow runs
-
-    while error is not None and not isinstance(error, TerminationSignal):
+    prefect = sys.modules.get("prefect.exceptions")
+    while error is not None and not (prefect is not None and isinstance(error, prefect.TerminationSignal)):
         error = error.__context__
     return error
 

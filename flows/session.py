@@ -13,9 +13,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import httpx
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.runtime import deployment, flow_run
 
 from dejavu.cluster import Cluster
@@ -28,6 +29,7 @@ from flows.endings import interrupts_as_such, recorded_log, without_tracebacks, 
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
+ABSENT = (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT)  # what a record is to be made under is not there
 LOOK_SECONDS = 5.0  # between two looks whether a run is still there: each is a request to the server
 
 
@@ -121,7 +123,7 @@ def session(
 def ended_when_deleted(log: Any) -> Iterator[None]:
     """End this process by SIGTERM, as Prefect's worker does where its run is cancelled, when its run is deleted.
 
-    Each task and flow is recorded under its run: the next one would fail at that, wherever the run is by then.
+    Each task and flow is recorded under its run: the next one fails at that, which may be before the next look.
 
     Args:
         log: of the flow that was started, which may be there still where one that it called was deleted.
@@ -136,16 +138,24 @@ def ended_when_deleted(log: Any) -> Iterator[None]:
                 return False
         return True
 
+    def end(which: str) -> None:
+        log.error("%s %s was deleted in Prefect: this ends, as where it is cancelled", which, run)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def look() -> None:
         while not is_over.wait(LOOK_SECONDS):
             if not is_there() and not is_over.is_set():
-                log.error("run %s was deleted in Prefect: this ends, as where it is cancelled", run)
-                os.kill(os.getpid(), signal.SIGTERM)
+                end("run")
                 return
 
     Thread(target=copy_context().run, args=(look,), name=f"is {run} there", daemon=True).start()
     try:
         yield
+    except (ObjectNotFound, PrefectHTTPStatusError) as error:
+        is_over.set()
+        if isinstance(error, ObjectNotFound) or error.response.status_code in ABSENT:
+            end("a part of run" if is_there() else "run")
+        raise
     finally:
         is_over.set()
 

@@ -22,8 +22,15 @@ from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 
+import httpx
 import pytest
-from prefect.exceptions import ObjectNotFound, ParameterTypeError, SignatureMismatchError
+from prefect.exceptions import (
+    ObjectNotFound,
+    ParameterTypeError,
+    PrefectHTTPStatusError,
+    SignatureMismatchError,
+    TerminationSignal,
+)
 from prefect.states import State
 from typer.testing import CliRunner
 
@@ -859,3 +866,46 @@ def test_a_run_that_is_deleted_ends_as_one_that_is_cancelled(
     with session.ended_when_deleted(logging.getLogger("run")):
         pass
     assert ended.empty(), "it was over before"
+
+
+def _refused(status: int) -> PrefectHTTPStatusError:
+    request = httpx.Request("POST", "http://127.0.0.1/api/task_runs/")
+    return PrefectHTTPStatusError("refused", request=request, response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("error", [_refused(409), _refused(404), ObjectNotFound(OSError("a run")), _refused(500)])
+def test_a_task_that_meets_a_deleted_run_before_the_next_look_ends_as_where_it_is_cancelled(
+    error: Exception, is_there: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended as a crash, in "Client error '409 Conflict'"; so did the run whose part was deleted."""
+    ended = Queue[int]()
+    monkeypatch.setattr(session, "flow_run", SimpleNamespace(id="a-run"))
+    monkeypatch.setattr(session, "get_client", lambda sync_client: _Server(9 if is_there else 0))
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.put(number))
+    with pytest.raises(type(error)), session.ended_when_deleted(logging.getLogger("run")):
+        raise error
+    if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == 500:
+        assert ended.empty() and not caplog.messages, "that says nothing about what is there"
+    else:
+        assert ended.get_nowait() == signal.SIGTERM and ended.empty()
+        which = "a part of run" if is_there else "run"
+        assert caplog.messages == [f"{which} a-run was deleted in Prefect: this ends, as where it is cancelled"]
+
+
+def test_what_prefect_fails_at_upon_a_signal_is_that_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The run that it would say it of is deleted: `dejavu run` ended in a traceback with exit code 1."""
+
+    def command() -> None:
+        try:
+            raise TerminationSignal(signal=signal.SIGTERM)
+        except TerminationSignal:
+            raise ObjectNotFound(OSError("a run")) from OSError("404")
+
+    monkeypatch.setattr(endings, "_interrupts", endings._Interrupts())
+    with pytest.raises(SystemExit) as ended:
+        ending(command, tmp_path)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.startswith("ended by SIGTERM; what was measured, tried and saved is kept")
