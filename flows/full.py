@@ -11,7 +11,6 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from dejavu.foundation.gc_frozen import gc_frozen
-from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.workload.settings import Workload
 from flows.parameters import (
@@ -21,6 +20,7 @@ from flows.parameters import (
     Microbatches,
     Schedules,
     Searches,
+    WaysOfStages,
     WorkloadParameter,
 )
 
@@ -64,7 +64,7 @@ def dejavu(
     searches: Searches = None,
     schedules: Schedules = None,
     microbatches: Microbatches = None,
-    parallelism: Parallelism | None = None,
+    parallelism: WaysOfStages | None = None,
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
     dask: DaskWorkers = "",
     resume: str = "",

@@ -7,7 +7,8 @@ there is in the form after the next `dejavu up`. A run needs neither, and starts
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -18,6 +19,10 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
 from dejavu.foundation.dask_workers import SYSTEMS
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import did_you_mean
+from dejavu.parallelism import Parallelism
+from dejavu.plans import Offload, StageConfiguration
 from dejavu.workload.data_settings import (
     ExamplesSettings,
     ImageFolderSettings,
@@ -139,6 +144,31 @@ def _read(typed: Any) -> Any:
     return load_workload(typed)
 
 
+def _with_known_keys(typed: Any) -> Any:
+    """Check the keys of what a form, or `-p`, gives for a `Parallelism`: pydantic would say neither value nor keys.
+
+    Raises:
+        InputError: one is unknown.
+    """
+    if isinstance(typed, Mapping):
+        _check_keys("parallelism", typed, Parallelism)
+        for name, record in (("offload", Offload), ("only", StageConfiguration)):
+            listed = typed.get(name)
+            for number, one in enumerate(listed if isinstance(listed, list | tuple) else ()):
+                if isinstance(one, Mapping):
+                    _check_keys(f"parallelism.{name}.{number}", one, record)
+    return typed
+
+
+def _check_keys(where: str, typed: Mapping[str, Any], record: type[Any]) -> None:
+    known = [field.name for field in fields(record)]
+    for key in typed.keys() - {*known}:
+        raise InputError(
+            f"unknown key {key!r:.60} in {where}, found with {typed[key]!r:.60}; wanted some of {', '.join(known)}"
+            f"{did_you_mean(key, known)}"
+        )
+
+
 WorkloadParameter = Annotated[
     Workload, BeforeValidator(_read), WorkloadForm(), Field(json_schema_extra={"title": "what to train"})
 ]
@@ -146,6 +176,7 @@ WorkloadParameter = Annotated[
 WatchedWorkload = Annotated[
     Annotated[Workload, WorkloadForm()] | SkipJsonSchema[str], Field(json_schema_extra={"title": "what to train"})
 ]
+WaysOfStages = Annotated[Parallelism, BeforeValidator(_with_known_keys)]
 ClusterFile = Annotated[str, Field(json_schema_extra={"title": "cluster file"})]
 Searches = Annotated[list[Annotated[str, Choice("search")]] | None, Field(json_schema_extra={"title": "searches"})]
 Schedules = Annotated[list[Annotated[str, Choice("schedule")]] | None, Field(json_schema_extra={"title": "schedules"})]

@@ -10,7 +10,6 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dejavu.foundation.gc_frozen import gc_frozen
-from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.workload.settings import Workload
 from flows.parameters import (
@@ -20,6 +19,7 @@ from flows.parameters import (
     Microbatches,
     Schedules,
     Searches,
+    WaysOfStages,
     WorkloadParameter,
 )
 
@@ -39,7 +39,7 @@ def plan(
     searches: Searches = None,
     schedules: Schedules = None,
     microbatches: Microbatches = None,
-    parallelism: Parallelism | None = None,
+    parallelism: WaysOfStages | None = None,
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
     dask: DaskWorkers = "",
     measure: bool = False,

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from prefect import Flow
 from prefect.exceptions import (
     ObjectNotFound,
     ParameterTypeError,
@@ -38,6 +39,7 @@ from dejavu.cluster import this_machine
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.processes.files import write_json
 from dejavu.graphs.capture import capture
+from dejavu.parallelism import Parallelism
 from dejavu.planning import write_answer
 from dejavu.profiling import measuring
 from dejavu.profiling.links import measure_link
@@ -45,7 +47,7 @@ from dejavu.runtime.job.resume import tell_of_page
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.runtime.state import MARKER
 from dejavu.workload import OptimizerSettings, Workload
-from flows import endings, services, session
+from flows import endings, full, plan, services, session
 from flows.__main__ import app
 from flows.endings import FAILURE, INPUT_ERROR, INTERRUPTED, Sentences, ending, trains_in, without_tracebacks
 from flows.inputs import read_inputs
@@ -909,3 +911,26 @@ def test_what_prefect_fails_at_upon_a_signal_is_that_signal(
         ending(command, tmp_path)
     assert ended.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.startswith("ended by SIGTERM; what was measured, tried and saved is kept")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"max_data": 2}, "unknown key 'max_data' in parallelism, found with 2; wanted some of max_data_parallel, "),
+        ({"offload": [{"host": 1}]}, "unknown key 'host' in parallelism.offload.0, found with 1; wanted some of act"),
+        ({"only": [{"tp": 2}]}, "unknown key 'tp' in parallelism.only.0, found with 2; wanted some of device_type, "),
+        ({"max_data_parallel": 0}, "max_data_parallel is 0; wanted 1 or more"),
+    ],
+)
+@pytest.mark.parametrize("flow", [full.dejavu, plan.plan])
+def test_a_mistake_in_parallelism_is_a_sentence(flow: Flow[..., object], typed: object, said: str) -> None:
+    """Of an unknown key Prefect said "Unexpected keyword argument", without its value or the known ones."""
+    with pytest.raises(InputError) as raised:
+        flow.validate_parameters({"parallelism": typed})
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize("typed", [None, Parallelism(zero_levels=(1,)), {"zero_levels": [1]}])
+def test_parallelism_is_taken_as_a_record_or_from_a_form(typed: object) -> None:
+    taken = full.dejavu.validate_parameters({"parallelism": typed})["parallelism"]
+    assert taken == (None if typed is None else Parallelism(zero_levels=(1,)))
