@@ -92,7 +92,7 @@ def record_choice(run: Run, choice: Choice, binding: Binding, bound: Candidate) 
     table = choice.prices.table_of(choice.plan.num_microbatches)
     run.metric("predicted_step_seconds", bound.step_seconds)
     if (gap := choice.gap_of(bound)) is not None:
-        run.metric("optimality_gap_percent", 100.0 * gap)
+        run.metric("simulated_gap_percent", 100.0 * gap)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
     costs = table.to_arrow(graph)
     profile = {"rows": costs.num_rows, "costs": table.num_prices, "measured": table.num_known}
@@ -321,7 +321,7 @@ def _figures_of(data: ReportData) -> tuple[dict[str, float | None], dict[str, fl
     rate = "examples_per_second" if tokens is None else "tokens_per_second"
     first = {
         "predicted_step_seconds": data.predicted_step_seconds,
-        "optimality_gap_percent": _percent(data.gap),
+        "simulated_gap_percent": _percent(data.gap),
         "measured_step_seconds": measured,
     }
     return first, {

@@ -180,7 +180,7 @@ def children_of(project: Path, run: Run) -> list[Run]:
 
 def check_page(project: Path, run: Run) -> None:
     """Check what MLflow shows first: the name, the note, the order of the figures, data sets, tags and folders."""
-    client, first = client_of(project), ["predicted_step_seconds", "optimality_gap_percent", "measured_step_seconds"]
+    client, first = client_of(project), ["predicted_step_seconds", "simulated_gap_percent", "measured_step_seconds"]
     assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert re.fullmatch(r"gpt on this-machine, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", run.info.run_name)
     assert list(run.data.metrics)[:5] == [*first, "loss", "tokens_per_second"]

@@ -742,7 +742,7 @@ def test_the_figures_of_a_choice_are_those_of_the_plan_as_bound() -> None:
         told = dict(call.args for call in run.metric.call_args_list)
         gap = 1.0 - choice.simulated_lower_bound_seconds / bound.simulated_seconds
         assert told == pytest.approx(
-            {"predicted_step_seconds": bound.step_seconds, "optimality_gap_percent": 100.0 * max(0.0, gap)}
+            {"predicted_step_seconds": bound.step_seconds, "simulated_gap_percent": 100.0 * max(0.0, gap)}
         )
 
 
@@ -757,3 +757,14 @@ def test_each_way_of_a_search_is_a_run_of_its_own_named_as_the_page_names_it() -
     assert set(names) == {curve.name for curve in convergence_chart(choice).data}
     written = [(row["search"], str(row["of_devices"])) for row in choice_to_dict(choice)["considered"]]
     assert len(written) == len(set(written)), "as the rows of `dejavu plan --json` tell them apart"
+
+
+def test_the_gap_of_an_older_run_is_read_by_its_name_now(tmp_path: Path) -> None:
+    """So that `dejavu compare` shows it beside that of a new run: MLflow's `optimality_gap_percent` was the same."""
+    for name, gap in (("optimality_gap_percent", 7.5), ("simulated_gap_percent", 2.5)):
+        with Tracker.open(tmp_path, name) as run:
+            run.metric(name, gap)
+    new, old = (recorded(tmp_path, one) for one in runs(tmp_path))
+    figures = compared(old, new)["figures"]
+    assert [name for name in figures if "gap" in name] == ["simulated_gap_percent"]
+    assert figures["simulated_gap_percent"]["values"] == [7.5, 2.5]

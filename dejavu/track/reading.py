@@ -18,6 +18,7 @@ from dejavu.track.spool import ends_that_wait
 
 VERDICT_TAG, FOLDER_TAG, FLOW_RUN_TAG = "dejavu.verdict", "dejavu.folder", "prefect.flow_run"
 PLAN, REPORT = ("plan/plan.json", "plan.json"), ("report/report.html", "report.html")  # the latter: of older runs
+OLD_METRICS = {"optimality_gap_percent": "simulated_gap_percent"}  # their names now
 LAST = "last"
 MOST_SEARCHED = 1000
 FLOWS = f"tags.`{PARENT_TAG}` IS NULL"
@@ -117,7 +118,8 @@ def recorded(project: Path, summary: RunSummary) -> RecordedRun:
     except Exception as error:
         raise _failed(server, error) from error
     plan = json.loads(path.read_text()) if path is not None and path.is_file() else None
-    return RecordedRun(summary, run.data.params, run.data.metrics, plan)
+    metrics = {OLD_METRICS.get(name, name): value for name, value in run.data.metrics.items()}
+    return RecordedRun(summary, run.data.params, metrics, plan)
 
 
 def report_of(project: Path, summary: RunSummary) -> Path:
