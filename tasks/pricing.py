@@ -19,7 +19,7 @@ from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.launch.preflight import check_cluster
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
-from dejavu.trials import check_queue, client_of
+from dejavu.trials import CONNECT_SECONDS, check_queue, client_of
 from dejavu.workload import Workload
 from tasks.events import tell
 from tasks.shown import Progress
@@ -30,15 +30,15 @@ KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 @task(name="read-cluster", task_run_name="read-cluster", cache_policy=NO_CACHE)
 def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     """Read the cluster once; later edits of the file do not affect the run."""
-    cluster, queue = load_cluster(path), queue_of(dask)
+    cluster, queue, log = load_cluster(path), queue_of(dask), get_run_logger()
     if queue is not None:
         check_queue(queue, cluster, trains=train)
-    elif train and dask:
-        with client_of(dask):  # fail before measuring if nothing answers there
+    elif dask:
+        log.info("connecting to Dask at %s, for at most %g s", dask, CONNECT_SECONDS)
+        with client_of(dask):  # fail before measuring if nothing answers there: searches run there, too
             pass
     elif train:
         check_cluster(cluster)
-    log = get_run_logger()
     log.info("cluster %s: %s", cluster.name, ", ".join(f"{n} × {name}" for name, n in cluster.device_counts.items()))
     for assumption in cluster.assumptions:
         log.info("assumed: %s", assumption)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -271,10 +272,17 @@ def test_run_goes_the_whole_way_and_remembers(project: Path, tmp_path_factory: p
         assert plan_of(project, run) == trained
 
 
-def test_a_scheduler_that_does_not_answer_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("train", [True, False])
+def test_a_scheduler_that_does_not_answer_is_said_before_anything_starts(
+    train: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And that it is tried, as that may take a while; without a training the search's tasks would run there."""
+    caplog.set_level(logging.INFO, "run")
+    monkeypatch.setattr("tasks.pricing.get_run_logger", lambda: logging.getLogger("run"))
     monkeypatch.setattr("dejavu.trials.clients.CONNECT_SECONDS", 0.5)
     with pytest.raises(TrialError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):
-        read_cluster.fn(ROOT / "cluster.yaml", True, "tcp://127.0.0.1:1")
+        read_cluster.fn(ROOT / "cluster.yaml", train, "tcp://127.0.0.1:1")
+    assert caplog.messages == ["connecting to Dask at tcp://127.0.0.1:1, for at most 20 s"]
 
 
 def _hear_interrupts() -> None:

@@ -7,7 +7,7 @@ again, although Dask reruns a finished task when the worker that held its result
 from __future__ import annotations
 
 from dejavu.trials.bought import Bought, Standing
-from dejavu.trials.clients import client_of, local_client
+from dejavu.trials.clients import CONNECT_SECONDS, client_of, local_client
 from dejavu.trials.halving import rungs
 from dejavu.trials.job_queue import JobError, Jobs, check_queue, searching_client, started_jobs
 from dejavu.trials.reference import remembered_reference, what_other_parts_change, what_replicas_do_apart
@@ -16,6 +16,7 @@ from dejavu.trials.search import Rung, Trials, most_draws, remembered_search, se
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 
 __all__ = [
+    "CONNECT_SECONDS",
     "Bought",
     "JobError",
     "Jobs",
