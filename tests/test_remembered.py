@@ -324,8 +324,9 @@ def test_disturbed_steps_say_nothing(graph: Graph, database: ProfileDatabase) ->
     remember_steps(graph, database, plan, 0.9, 1.0, disturbed_share=0.8)
     assert factor_of(graph, database, plan) == StepFactor(1.0, math.inf, Basis.NOTHING, 0)
     assert remembered_plans(graph, database) == []
-    remember_steps(graph, database, plan, 0.2, disturbed_share=0.1)
+    remember_steps(graph, database, plan, 0.2, disturbed_share=0.1, repeats=7)
     assert factor_of(graph, database, plan).num_trainings == 1
+    assert factor_of(graph, database, plan).num_steps == 7
     assert 1.1 < factor_of(graph, database, plan).factor <= math.exp(0.2)
 
 

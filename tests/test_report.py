@@ -712,15 +712,17 @@ def test_of_a_plan_that_is_no_slower_no_reason_is_given(run: ReportData, factor:
     assert "kept because" not in dict(summary_rows(found))["best baseline"] + note_markdown(found, "dejavu run", "")
 
 
+@pytest.mark.parametrize("steps", [0, 1, 38])
 @pytest.mark.parametrize("basis", [Basis.OWN, Basis.OTHERS])
-def test_of_a_plan_that_is_predicted_to_be_slower_it_is_said_why(run: ReportData, basis: Basis) -> None:
-    """Summary, note and verdict: a plan that was trained stays while no other's gain is certain."""
-    slower = replace(run.bound, factor=StepFactor(2.5, 1.0, basis, 1))
+def test_of_a_plan_that_is_predicted_to_be_slower_it_is_said_why(run: ReportData, basis: Basis, steps: int) -> None:
+    """Summary, note and verdict: a plan that was trained stays while no other's gain is certain, and of which steps."""
+    slower = replace(run.bound, factor=StepFactor(2.5, 1.0, basis, 1, steps))
+    measured = {0: "", 1: " (1 step measured)", 38: " (38 steps measured)"}[steps]
     found = replace(run, bound=slower)
     said = (dict(summary_rows(found))["best baseline"], headline(found), note_markdown(found, "dejavu run", ""))
     for text in said:
         assert "% slower than the" in text
-        assert ("kept because it was trained before" in text) == (basis is Basis.OWN)
+        assert (f"kept because it was trained before{measured} and no" in text) == (basis is Basis.OWN)
 
 
 def test_every_loss_says_what_it_is(run, html):

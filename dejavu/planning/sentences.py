@@ -319,7 +319,9 @@ def what_was_gained(choice: Choice) -> str:
 def why_slower(chosen: Candidate, baseline: Candidate) -> str:
     """Go on after "slower than" the best baseline: why that was not taken."""
     if chosen.was_trained:
-        return "; kept because it was trained before and no other plan's gain is certain"
+        steps = chosen.factor.num_steps
+        measured = f" ({plural(steps, 'step')} measured)" if steps else ""
+        return f"; kept because it was trained before{measured} and no other plan's gain is certain"
     if baseline.plan.both_ways:
         return f", which holds the weights twice and is taken only if predicted {SPLIT_MARGIN:.0%} faster"
     return ""

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations_with_replacement
 from statistics import fmean
@@ -70,12 +70,14 @@ class StepFactor:
         deviation: standard deviation of the logarithm of the plan's actual over its predicted step; infinite where no
             training of this model is remembered.
         num_trainings: on how many trainings it is based.
+        num_steps: of these, how many steps of this plan their medians are of.
     """
 
     factor: float
     deviation: float
     basis: Basis
     num_trainings: int
+    num_steps: int = 0
 
     def interval(self, step_seconds: float) -> tuple[float, float]:
         """Return the 90 % interval of the step that is predicted at `step_seconds`, the factor included."""
@@ -136,7 +138,7 @@ def step_factor(
         accumulate: runs of the schedule in a step; steps of other numbers of them are others.
         links: between the devices that a plan would have today; None: that is not known.
     """
-    logs, expected = dict[Plan, list[float]](), list[float]()
+    logs, steps, expected = dict[Plan, list[float]](), dict[Plan, int](), list[float]()
     for trained in _trained(graph, database, accumulate):
         try:
             simulated_seconds = simulate(trained.plan)
@@ -144,9 +146,10 @@ def step_factor(
             continue
         rows = believable(_over(links(trained.plan), trained.rows), simulated_seconds)
         if rows:
+            steps[trained.plan] = sum(row.repeats for row in rows)
             logs[trained.plan] = [math.log(row.seconds / simulated_seconds) for row in rows]
             expected += [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for row in rows]
-    return factor_from(logs, fmean(expected or [0.0]), plan)
+    return replace(factor_from(logs, fmean(expected or [0.0]), plan), num_steps=steps.get(plan, 0))
 
 
 def _over(links: Links | None, rows: Sequence[Measurement]) -> list[Measurement]:
