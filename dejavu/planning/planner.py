@@ -27,6 +27,7 @@ from dejavu.planning.proofs.none_found import NoneFound
 from dejavu.planning.questions import BASELINES, FURTHER, PROVER, QUICK, Ask, Posed, Question, at_home
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.ways.both_ways import plans_both_ways
+from dejavu.planning.ways.equal_ranks import plans_of_equal_ranks
 from dejavu.planning.ways.nodes import as_plain
 from dejavu.planning.ways.slices import plans_in_slices
 from dejavu.plans import Answer, NoPlanError, Plan, SearchResult, step_seconds
@@ -177,6 +178,9 @@ class _Planning:
             left = [under_gpipe_memory(one) for one in priced if not self._none_found.is_proved_empty(one)]
             with self._homes(map(Posed, left)):
                 self._ask(searches, left, 1.0)
+            if self._has_bounds:
+                self._tell("comparing equal ranks", 0, 1)
+                self.rows += plans_of_equal_ranks(self.problems, self.request.listed_schedules, self.simulator)
         if not self._has_plan:
             self._meet(bounds)
         self._tell("moving cuts", 0, 1)

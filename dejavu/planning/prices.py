@@ -351,7 +351,7 @@ def _has_all_of(one: PricedProblem, other: PricedProblem) -> bool:
 
 
 def under_gpipe_memory(priced: PricedProblem) -> PricedProblem:
-    """Return the problem with all of a step's microbatches in flight: what fits it fits under every schedule."""
+    """Return the problem with all of a step's microbatches in flight, as under no schedule there are more."""
     return replace(priced, problem=replace(priced.problem, schedule="gpipe"))
 
 

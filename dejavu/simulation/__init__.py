@@ -15,7 +15,7 @@ from dejavu.simulation.plans import (
     stages_of,
 )
 from dejavu.simulation.result import Event, Simulation, trace_rows
-from dejavu.simulation.step import Message, StageSeconds, simulate
+from dejavu.simulation.step import Message, StageSeconds, order_of, simulate
 
 __all__ = [
     "BlockedStep",
@@ -26,6 +26,7 @@ __all__ = [
     "Simulation",
     "StageSeconds",
     "both_ways_seconds",
+    "order_of",
     "price_of_simulated",
     "simulate",
     "simulate_blocking",
