@@ -138,14 +138,14 @@ def ended_when_deleted(log: Any) -> Iterator[None]:
                 return False
         return True
 
-    def end(which: str) -> None:
-        log.error("%s %s was deleted in Prefect: this ends, as where it is cancelled", which, run)
+    def end(found: str = "was deleted in Prefect") -> None:
+        log.error("run %s %s: this ends, as where it is cancelled", run, found)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def look() -> None:
         while not is_over.wait(LOOK_SECONDS):
             if not is_there() and not is_over.is_set():
-                end("run")
+                end()
                 return
 
     Thread(target=copy_context().run, args=(look,), name=f"is {run} there", daemon=True).start()
@@ -154,7 +154,10 @@ def ended_when_deleted(log: Any) -> Iterator[None]:
     except (ObjectNotFound, PrefectHTTPStatusError) as error:
         is_over.set()
         if isinstance(error, ObjectNotFound) or error.response.status_code in ABSENT:
-            end("a part of run" if is_there() else "run")
+            if is_there():
+                end("lacks a part in Prefect that was asked for, as after it was deleted")
+            else:
+                end()
         raise
     finally:
         is_over.set()

@@ -891,8 +891,9 @@ def test_a_task_that_meets_a_deleted_run_before_the_next_look_ends_as_where_it_i
         assert ended.empty() and not caplog.messages, "that says nothing about what is there"
     else:
         assert ended.get_nowait() == signal.SIGTERM and ended.empty()
-        which = "a part of run" if is_there else "run"
-        assert caplog.messages == [f"{which} a-run was deleted in Prefect: this ends, as where it is cancelled"]
+        lacks = "lacks a part in Prefect that was asked for, as after it was deleted"
+        found = lacks if is_there else "was deleted in Prefect"
+        assert caplog.messages == [f"run a-run {found}: this ends, as where it is cancelled"]
 
 
 def test_what_prefect_fails_at_upon_a_signal_is_that_signal(
